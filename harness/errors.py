@@ -13,3 +13,7 @@ class BadInput(BitmatrixError):
     """The user's input can't be used; nothing was run. The message may hold several lines, a problem each."""
 
     exit_code = 2
+
+
+class Unavailable(BitmatrixError):
+    """What was asked for can't be had on this host: a fact about the machine or a package, not a fault."""

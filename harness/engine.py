@@ -1,0 +1,227 @@
+"""The Docker engine, through its SDK: is it there, and containers that never outlive their use."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import docker
+from docker.errors import APIError, DockerException, NotFound
+from docker.models.containers import Container
+from requests.exceptions import RequestException
+
+from harness.errors import BitmatrixError
+
+LABEL = "io.bitmatrix"
+"""Marks every container and image made here; its sub-labels say for which run, stack or lock."""
+
+_ANSWER_SECONDS = 20
+_LOG_BYTES = 16 << 20
+
+FAULTS = (DockerException, RequestException, OSError)
+"""What the SDK raises when the engine refuses a request, goes away or never was there."""
+
+
+class EngineError(BitmatrixError):
+    """The engine is not there, went away, or refused a request."""
+
+
+@functools.cache
+def client() -> docker.DockerClient:
+    """The engine of DOCKER_HOST or the local socket. Raises EngineError when none answers."""
+    try:
+        engine = docker.from_env(timeout=_ANSWER_SECONDS)
+        engine.ping()
+    except FAULTS as error:
+        raise EngineError(
+            f"no Docker engine answers ({_first_line(error)}); start it (`systemctl start docker`, or `dockerd` as "
+            "root), set DOCKER_HOST, or choose --isolation venv"
+        ) from error
+    return engine
+
+
+def answers() -> bool:
+    """Whether an engine answers."""
+    try:
+        client()
+    except EngineError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def explained(action: str) -> Iterator[None]:
+    """Turn the SDK's errors into an EngineError that says what was being done."""
+    try:
+        yield
+    except FAULTS as error:
+        raise EngineError(f"{action}: {_first_line(error)}") from error
+
+
+def find_image(name: str) -> Any | None:
+    """The local image of that name or digest, or None."""
+    with explained(f"looking for the image {name}"):
+        try:
+            return client().images.get(name)
+        except NotFound:
+            return None
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A bind mount: read-only unless it says otherwise."""
+
+    source: Path
+    target: str
+    writable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A container to be made. `options` are further arguments of the SDK's `containers.create`."""
+
+    image: str
+    command: list[str]
+    purpose: str
+    mounts: tuple[Mount, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How a container ended. `exit_code` is None when it had to be stopped for its time."""
+
+    exit_code: int | None
+    out_of_memory: bool
+
+
+@contextlib.contextmanager
+def container(request: Request) -> Iterator[Container]:
+    """A created container of a name of its own; removed by that name at the end, whatever happens between."""
+    name = f"bitmatrix-{request.purpose}-{uuid.uuid4().hex[:12]}"
+    engine = client()
+    try:
+        with explained(f"creating a container of {request.image}"):
+            made = engine.containers.create(
+                request.image,
+                request.command,
+                name=name,
+                environment=request.environment,
+                labels={LABEL: request.purpose, f"{LABEL}.owner": _owner(), **request.labels},
+                volumes=[
+                    f"{mount.source}:{mount.target}:{'rw' if mount.writable else 'ro'}" for mount in request.mounts
+                ],
+                stdin_open=True,
+                **request.options,
+            )
+        yield made
+    finally:
+        remove(name)
+
+
+def remove(name: str) -> None:
+    """Remove a container by name, running or not; one that isn't there is as good as removed.
+
+    An engine that went away keeps it; `sweep` removes it at the next start.
+    """
+    with contextlib.suppress(*FAULTS):
+        client().api.remove_container(name, force=True, v=True)
+
+
+def run(made: Container, *, log: Path, seconds: float) -> Ending:
+    """Start `made`, write what it prints to `log` (at most 16 MiB), and wait until it ends or its time is over.
+
+    Its standard input stays open while this process lives: a cell takes its closing as the order to stop, so a
+    container ends even when this process is killed.
+    """
+    with explained("running a container"):
+        lifeline = made.attach_socket(params={"stdin": 1, "stream": 1})
+        follower = threading.Thread(target=_follow, args=(made, log), daemon=True)
+        try:
+            made.start()
+            follower.start()
+            state = _wait(made, seconds)
+        finally:
+            with contextlib.suppress(OSError):
+                lifeline.close()
+        follower.join(timeout=10)
+        made.reload()
+        return Ending(exit_code=state, out_of_memory=bool(made.attrs["State"].get("OOMKilled")))
+
+
+def _wait(made: Container, seconds: float) -> int | None:
+    """The exit code, or None when the time was over and the container was killed."""
+    try:
+        # A connection that breaks is not a timeout: only the time tells.
+        return int(made.wait(timeout=seconds)["StatusCode"])
+    except RequestException as error:
+        if not _timed_out(error):
+            raise
+        made.kill()
+        return None
+
+
+def _timed_out(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, TimeoutError) or "timed out" in str(error).lower():
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _follow(made: Container, log: Path) -> None:
+    """Copy the container's output to `log`. What it prints is untrusted: only so much is kept."""
+    kept = 0
+    with contextlib.suppress(*FAULTS), log.open("ab") as stream:
+        for chunk in made.logs(stream=True, follow=True):
+            if kept < _LOG_BYTES:
+                stream.write(chunk[: _LOG_BYTES - kept])
+                stream.flush()
+            elif kept - len(chunk) < _LOG_BYTES:
+                stream.write(b"\n[bitmatrix: the log is cut here; the rest was not kept]\n")
+            kept += len(chunk)
+
+
+def sweep() -> list[str]:
+    """Remove the containers of processes of this host that live no more; returns their names."""
+    swept = []
+    with explained("looking for left containers"):
+        for left in client().containers.list(all=True, filters={"label": f"{LABEL}.owner"}, ignore_removed=True):
+            if _gone(left.labels.get(f"{LABEL}.owner", "")):
+                remove(str(left.name))
+                swept.append(str(left.name))
+    return swept
+
+
+def _owner() -> str:
+    """This process, in words that no later process of this host shares."""
+    return f"{socket.gethostname()}:{os.getpid()}:{_started(os.getpid())}"
+
+
+def _gone(owner: str) -> bool:
+    host, _, rest = owner.partition(":")
+    pid, _, started = rest.partition(":")
+    return host == socket.gethostname() and pid.isdigit() and _started(int(pid)) != started
+
+
+def _started(pid: int) -> str:
+    """The start time of a process in clock ticks since boot, or "" when there is none (proc(5), field 22)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _first_line(error: BaseException) -> str:
+    text = error.explanation if isinstance(error, APIError) and error.explanation else str(error)
+    return " ".join(str(text).split())[:300]

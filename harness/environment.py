@@ -1,0 +1,189 @@
+"""A stack's environment, ready to run cells in: an image, a virtual environment, or this interpreter.
+
+What became of each stack is written to out/stacks/, so that a run can say why a cell has no result, and the collector
+can name what a capture ran in without an engine.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import traceback
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from harness import engine, image, lock, venv
+from harness.errors import BadInput, BitmatrixError, Unavailable
+from harness.files import read_json, sha256_json, write_json
+from harness.lock import Lock
+from harness.matrix import DeviceName, Matrix, Stack
+from harness.plan import IsolationName
+from harness.workspace import Workspace
+
+StackStatus = Literal["done", "unavailable", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """Where a stack's cells run. `identity` is what the resume key holds of it."""
+
+    stack: str
+    isolation: IsolationName
+    python: str
+    """The interpreter, as the isolation sees it."""
+    identity: str
+    base: str | None = None
+    image: str | None = None
+    image_id: str | None = None
+    image_environment: dict[str, str] = field(default_factory=dict)
+    lock: str | None = None
+    lock_sha256: str | None = None
+    pinned: dict[str, str] = field(default_factory=dict)
+    """Package -> version of the lock."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackRecord:
+    """What became of a stack in one isolation."""
+
+    status: StackStatus
+    reason: str | None
+    log: str | None
+    environment: Environment | None
+
+
+def lock_of(workspace: Workspace, matrix: Matrix, device: DeviceName, stack: str) -> Path:
+    """Where the lock of a stack lies for this architecture and its base's Python."""
+    base = matrix.bases[matrix.device(device).stacks[stack].base]
+    return lock.path_of(
+        workspace.locks, stack=stack, device=device, architecture=platform.machine(), python=base.python
+    )
+
+
+def check_locks(workspace: Workspace, matrix: Matrix, device: DeviceName) -> None:
+    """Raise BadInput unless every lock that exists meets its stack's requirements; all problems at once."""
+    problems = []
+    for name, stack in matrix.device(device).stacks.items():
+        path = lock_of(workspace, matrix, device, name)
+        if path.is_file():
+            try:
+                lock.check(lock.read(path), stack.requirements)
+            except BadInput as error:
+                problems.append(str(error))
+    if problems:
+        raise BadInput("\n".join(problems))
+
+
+def prepare(
+    workspace: Workspace, matrix: Matrix, device: DeviceName, stack: str, isolation: IsolationName
+) -> StackRecord:
+    """Make the stack's environment, or find it, and record what became of it."""
+    log = workspace.stacks / f"{device}-{stack}-{isolation}.log"
+    try:
+        environment = _make(workspace, matrix, device, stack, isolation, log)
+        record = StackRecord(status="done", reason=None, log=None, environment=environment)
+    except Unavailable as error:
+        record = StackRecord(status="unavailable", reason=str(error), log=None, environment=None)
+    except BadInput:
+        raise
+    except Exception as error:
+        record = StackRecord(status="failed", reason=_reason(error), log=str(log), environment=None)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a", encoding="utf-8") as stream:
+            traceback.print_exc(file=stream)
+    write_json(_record_path(workspace, device, stack, isolation), asdict(record))
+    return record
+
+
+def recorded(workspace: Workspace, device: DeviceName, stack: str, isolation: IsolationName) -> StackRecord | None:
+    """What `prepare` last recorded, or None when it never ran."""
+    path = _record_path(workspace, device, stack, isolation)
+    if not path.is_file():
+        return None
+    data: dict[str, Any] = read_json(path)
+    environment = data.pop("environment")
+    return StackRecord(**data, environment=Environment(**environment) if environment else None)
+
+
+def _record_path(workspace: Workspace, device: str, stack: str, isolation: str) -> Path:
+    return workspace.stacks / f"{device}-{stack}-{isolation}.json"
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, BitmatrixError) else f"{type(error).__name__}: {error}"
+
+
+def _make(
+    workspace: Workspace, matrix: Matrix, device: DeviceName, name: str, isolation: IsolationName, log: Path
+) -> Environment:
+    stack = matrix.device(device).stacks[name]
+    if isolation == "host":
+        return _host(name)
+    pins = _lock(workspace, matrix, device, name, stack)
+    python = matrix.bases[stack.base].python
+    if isolation == "venv":
+        made = venv.ensure(pins, python=python, index=stack.index, cache=workspace.cache, log=log)
+        return Environment(
+            stack=name,
+            isolation=isolation,
+            python=str(made.python),
+            identity=made.identity,
+            lock=_relative(pins.path, workspace),
+            lock_sha256=pins.sha256,
+            pinned=pins.versions(),
+        )
+    built = image.ensure(
+        f"{device}-{name}",
+        pins,
+        base_name=stack.base,
+        base=matrix.bases[stack.base],
+        index=stack.index,
+        recipe=workspace.root / "images",
+        cache=workspace.cache,
+        log=log,
+    )
+    return Environment(
+        stack=name,
+        isolation=isolation,
+        python=image.PYTHON,
+        identity=built.image_id,
+        base=built.base,
+        image=built.name,
+        image_id=built.image_id,
+        image_environment=built.environment,
+        lock=_relative(pins.path, workspace),
+        lock_sha256=pins.sha256,
+        pinned=pins.versions(),
+    )
+
+
+def _lock(workspace: Workspace, matrix: Matrix, device: DeviceName, name: str, stack: Stack) -> Lock:
+    path = lock_of(workspace, matrix, device, name)
+    if not path.is_file():
+        raise Unavailable(
+            f"stack {name} has no lock for {device} on {platform.machine()} with Python "
+            f"{matrix.bases[stack.base].python} ({_relative(path, workspace)}): "
+            f"nox -s lock -- --device {device} --stack {name}"
+        )
+    pins = lock.read(path)
+    lock.check(pins, stack.requirements)
+    return pins
+
+
+def _relative(path: Path, workspace: Workspace) -> str:
+    return str(path.relative_to(workspace.root)) if path.is_relative_to(workspace.root) else str(path)
+
+
+def _host(name: str) -> Environment:
+    identity = {"executable": sys.executable, "version": sys.version, "packages": venv.installed(Path(sys.executable))}
+    return Environment(stack=name, isolation="host", python=sys.executable, identity=sha256_json(identity))
+
+
+def docker_needed(isolation: IsolationName) -> None:
+    """Raise BadInput when the isolation is docker and no engine answers."""
+    if isolation == "docker":
+        try:
+            engine.client()
+        except engine.EngineError as error:
+            raise BadInput(str(error)) from error

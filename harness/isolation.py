@@ -1,0 +1,221 @@
+"""One process a cell: in a container, a virtual environment, or this interpreter.
+
+In each, the process gets exactly the declared variables and a recorded few that no program can do without, finds
+nothing but the runtime on its path, and ends when this process does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import engine
+from harness.engine import Mount, Request
+from harness.environment import Environment
+from harness.files import write_json
+from harness.library import Library
+from harness.matrix import Limits
+from harness.plan import Cell, IsolationName, Plan
+
+_INSIDE = Path("/bitmatrix")
+_SCRATCH = "/tmp"  # noqa: S108 - a tmpfs of the container's own
+_SHM_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One cell to run: what it needs, and the folder it writes into."""
+
+    cell: Cell
+    plan: Plan
+    environment: Environment
+    library: Library | None
+    runtime: Path
+    inputs: Path
+    input_digests: Mapping[str, Any]
+    op: str
+    folder: Path
+    """Holds job.json and log.txt; the cell may write below `folder/output` alone."""
+
+    @property
+    def log(self) -> Path:
+        """What the process printed."""
+        return self.folder / "log.txt"
+
+    @property
+    def output(self) -> Path:
+        """The one folder that the process may write."""
+        return self.folder / "output"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How the process ended: its exit code, or None when it was stopped because its time was over."""
+
+    exit_code: int | None
+    out_of_memory: bool = False
+
+
+def choose(asked: IsolationName | None) -> tuple[IsolationName, str]:
+    """The isolation, and why: as asked, else docker where an engine answers, else venv. host only when asked."""
+    if asked:
+        return asked, "asked for"
+    if engine.answers():
+        return "docker", "an engine answers"
+    return "venv", "no Docker engine answers"
+
+
+def launch(task: Task) -> Ending:
+    """Run the cell to its end. Raises EngineError when the engine goes away; nothing is left running."""
+    task.output.mkdir()
+    return _container(task) if task.environment.isolation == "docker" else _process(task)
+
+
+def _job(task: Task, paths: Mapping[str, Path]) -> dict[str, Any]:
+    cell, library = task.cell, task.library
+    return {
+        "schema": 1,
+        "cell": cell.name,
+        "candidate": cell.candidate,
+        "mode": cell.mode,
+        "device": task.plan.device,
+        "op_folder": str(paths["runtime"] / "kernels" / task.op),
+        "cases": list(task.plan.cases),
+        "threads": cell.threads,
+        "activation": cell.activation.model_dump() if cell.activation else None,
+        "environment": cell.environment,
+        "inputs": {"folder": str(paths["inputs"]), "digests": task.input_digests},
+        "library": {"path": str(paths["library"]), "sha256": library.sha256} if library else None,
+        "output": str(paths["output"]),
+        "lifeline": True,
+    }
+
+
+def _command(task: Task, job: Path) -> list[str]:
+    return [task.environment.python, "-P", "-s", "-B", "-m", "harness.cell", str(job)]
+
+
+def _environment(task: Task, runtime: Path, scratch: str, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The whole environment of the process; the declared variables win."""
+    return {
+        **inherited,
+        "HOME": scratch,
+        "USER": "bitmatrix",
+        "TMPDIR": scratch,
+        "LANG": "C.UTF-8",
+        "PYTHONPATH": str(runtime),
+        "PYTHONHASHSEED": "0",
+        "PYTHONUNBUFFERED": "1",
+        # Two modes must never share compiled kernels.
+        "TRITON_CACHE_DIR": f"{scratch}/triton",
+        "XDG_CACHE_HOME": f"{scratch}/cache",
+        **task.cell.environment,
+    }
+
+
+# Docker --------------------------------------------------------------------------------------------------------------
+
+
+def _container(task: Task) -> Ending:
+    with engine.container(container_request(task)) as made:
+        ending = engine.run(made, log=task.log, seconds=task.plan.limits.seconds)
+    return Ending(exit_code=ending.exit_code, out_of_memory=ending.out_of_memory)
+
+
+def container_request(task: Task) -> Request:
+    """What is asked of the engine for a cell."""
+    inside = {name: _INSIDE / name for name in ("runtime", "inputs", "output")}
+    mounts = [Mount(task.runtime, str(inside["runtime"])), Mount(task.inputs, str(inside["inputs"]))]
+    if task.library:
+        inside["library"] = _INSIDE / "lib" / task.library.path.name
+        mounts.append(Mount(task.library.path, str(inside["library"])))
+    job = task.folder / "job.json"
+    write_json(job, _job(task, inside))
+    mounts += [Mount(job, str(_INSIDE / "job.json")), Mount(task.output, str(inside["output"]), writable=True)]
+    assert task.environment.image_id is not None
+    return Request(
+        image=task.environment.image_id,
+        purpose="cell",
+        command=_command(task, _INSIDE / "job.json"),
+        mounts=tuple(mounts),
+        environment=_environment(task, inside["runtime"], _SCRATCH, {}),
+        labels={f"{engine.LABEL}.cell": task.cell.name},
+        options={**_restrictions(task.plan.limits), **_devices(task.plan)},
+    )
+
+
+def _restrictions(limits: Limits) -> dict[str, Any]:
+    return {
+        "network_mode": "none",
+        "read_only": True,
+        # Triton compiles into it and loads what it compiled: it must be executable.
+        "tmpfs": {_SCRATCH: "rw,exec,nosuid,nodev,mode=1777"},
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges"],
+        "user": f"{os.getuid()}:{os.getgid()}",
+        "mem_limit": f"{limits.memory_gib}g",
+        "pids_limit": limits.processes,
+        "shm_size": _SHM_BYTES,
+        "working_dir": _SCRATCH,
+    }
+
+
+def _devices(plan: Plan) -> dict[str, Any]:
+    if plan.device == "cpu":
+        return {}
+    from docker.types import DeviceRequest
+
+    return {"device_requests": [DeviceRequest(count=1, capabilities=[["gpu"]])]}
+
+
+# venv and host -------------------------------------------------------------------------------------------------------
+
+_INHERITED = ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES")
+"""What a process on the host can't do without: programs, and where a driver's libraries lie."""
+
+
+def _process(task: Task) -> Ending:
+    paths = {"runtime": task.runtime, "inputs": task.inputs, "output": task.output}
+    if task.library:
+        paths["library"] = task.library.path
+    job = task.folder / "job.json"
+    write_json(job, _job(task, {name: path.resolve() for name, path in paths.items()}))
+    scratch = task.folder / "scratch"
+    scratch.mkdir()
+    inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    environment = _environment(task, task.runtime.resolve(), str(scratch.resolve()), inherited)
+    with task.log.open("wb") as log, _group(_command(task, job), environment, log, scratch) as process:
+        try:
+            return Ending(exit_code=process.wait(timeout=task.plan.limits.seconds))
+        except subprocess.TimeoutExpired:
+            return Ending(exit_code=None)
+
+
+@contextlib.contextmanager
+def _group(
+    command: list[str], environment: dict[str, str], log: Any, scratch: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a group of its own, the whole of which is killed at the end. Its stdin is its lifeline."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        cwd=scratch,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if process.stdin:
+            process.stdin.close()

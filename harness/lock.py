@@ -1,0 +1,111 @@
+"""Locks: each stack's packages by version and hash, for one device, architecture and Python."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from harness.errors import BadInput
+from harness.files import sha256_file, write_text
+
+_PIN = re.compile(
+    r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;\\]+)\s*(?P<hashes>(\s--hash=sha256:[0-9a-f]{64})+)"
+)
+_HEADER = "# requirements: "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pin:
+    """One package: canonical name, exact version, the SHA-256 of every file that may be installed for it."""
+
+    name: str
+    version: str
+    hashes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lock:
+    """A lock as read from its file."""
+
+    path: Path
+    requirements: tuple[str, ...]
+    pins: dict[str, Pin]
+    sha256: str
+
+    def versions(self) -> dict[str, str]:
+        """Package -> version."""
+        return {name: pin.version for name, pin in self.pins.items()}
+
+
+def path_of(locks: Path, *, stack: str, device: str, architecture: str, python: str) -> Path:
+    """`images/locks/cpu/torch-x86_64-py3.11.txt`."""
+    return locks / device / f"{stack}-{architecture}-py{python}.txt"
+
+
+def read(path: Path) -> Lock:
+    """Read a lock. Raises BadInput with the file and line of what isn't a pin with hashes."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"{path}: can't be read ({error.strerror}); make it with: nox -s lock") from error
+    pins: dict[str, Pin] = {}
+    requirements: tuple[str, ...] = ()
+    for number, line in _logical_lines(text):
+        if line.startswith(_HEADER):
+            requirements = tuple(line.removeprefix(_HEADER).split())
+        if line.startswith("#") or not line:
+            continue
+        match = _PIN.fullmatch(line)
+        if match is None:
+            raise BadInput(f"{path}:{number}: `{line[:80]}` is no pin with hashes; make the lock again: nox -s lock")
+        name = canonicalize_name(match["name"])
+        if name in pins:
+            raise BadInput(f"{path}:{number}: {name} is pinned twice; make the lock again: nox -s lock")
+        hashes = tuple(part.removeprefix("--hash=sha256:") for part in match["hashes"].split())
+        pins[name] = Pin(name=name, version=match["version"], hashes=hashes)
+    return Lock(path=path, requirements=requirements, pins=pins, sha256=sha256_file(path))
+
+
+def check(lock: Lock, requirements: list[str]) -> None:
+    """Raise BadInput unless the lock was made for exactly these requirements and meets each of them."""
+    problems = []
+    if set(lock.requirements) != set(requirements):
+        made, wanted = " ".join(sorted(lock.requirements)), " ".join(sorted(requirements))
+        problems.append(f"was made for `{made}`, the matrix wants `{wanted}`")
+    for text in requirements:
+        requirement = Requirement(text)
+        pin = lock.pins.get(canonicalize_name(requirement.name))
+        if pin is None:
+            problems.append(f"has no {requirement.name}")
+        elif not requirement.specifier.contains(pin.version, prereleases=True):
+            problems.append(f"pins {pin.name} {pin.version}, the matrix wants {text}")
+    if problems:
+        raise BadInput("\n".join(f"{lock.path}: {problem}; make it again: nox -s lock" for problem in problems))
+
+
+def write(path: Path, *, stack: str, device: str, requirements: list[str], pins: list[Pin]) -> None:
+    """Write a lock whose header names the command that makes it."""
+    lines = [
+        f"# Made by: nox -s lock -- --device {device} --stack {stack}",
+        f"{_HEADER}{' '.join(requirements)}",
+    ]
+    for pin in sorted(pins, key=lambda pin: pin.name):
+        hashes = " \\\n    ".join(f"--hash=sha256:{digest}" for digest in sorted(pin.hashes))
+        lines.append(f"{pin.name}=={pin.version} \\\n    {hashes}")
+    write_text(path, "\n".join(lines) + "\n")
+
+
+def _logical_lines(text: str) -> list[tuple[int, str]]:
+    """Lines joined at their backslashes, each with the number of its first."""
+    logical, start, pending = [], 1, ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        start = start if pending else number
+        pending += line.removesuffix("\\")
+        if not line.endswith("\\"):
+            logical.append((start, pending.strip()))
+            pending = ""
+    return [*logical, (start, pending.strip())] if pending else logical

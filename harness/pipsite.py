@@ -1,0 +1,105 @@
+"""The site's way to packages: its indexes, proxy and CA bundle, for the fetch step alone.
+
+pip itself resolves its configuration files and variables. What is found is handed to the fetching container as one
+mounted file and read-only mounts, so none of it enters an image.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+_REACH = (
+    "index-url",
+    "extra-index-url",
+    "find-links",
+    "no-index",
+    "trusted-host",
+    "cert",
+    "client-cert",
+    "proxy",
+    "timeout",
+    "default-timeout",
+    "retries",
+)
+"""The settings that say where packages are and how to get there. Others (a constraint, a target) would change what
+is installed: the lock alone says that."""
+
+_SECTIONS = ("global", "download", ":env:")
+_PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
+_BUNDLES = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """How packages are reached from here: pip settings, proxy variables, and the local paths that they name."""
+
+    settings: dict[str, str]
+    proxies: dict[str, str]
+    paths: tuple[Path, ...]
+
+    def configuration(self, index: str | None = None) -> str:
+        """The text of a pip configuration file; `index` is asked beside the site's own indexes."""
+        settings = dict(self.settings)
+        if index:
+            settings["extra-index-url"] = " ".join(filter(None, (settings.get("extra-index-url"), index)))
+        # A percent sign in a URL is configparser's interpolation to nobody: pip reads these files raw.
+        lines = (f"{name} = {' '.join(value.split())}" for name, value in settings.items())
+        return "[global]\n" + "\n".join(lines) + "\n"
+
+
+def find(environment: Mapping[str, str] = os.environ) -> Site:
+    """This site's settings, from pip's configuration files and the environment."""
+    settings = _pip_settings(environment)
+    bundle = next((environment[name] for name in _BUNDLES if environment.get(name)), None)
+    if bundle:
+        settings.setdefault("cert", bundle)
+    names = [name for lower in _PROXIES for name in (lower, lower.upper())]
+    return Site(
+        settings=settings,
+        proxies={name: environment[name] for name in names if environment.get(name)},
+        paths=tuple(dict.fromkeys(path for name, value in settings.items() for path in _local_paths(name, value))),
+    )
+
+
+def _pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"],
+        env=dict(environment),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode:  # this interpreter has no pip: the variables are all there is
+        prefix = "PIP_"
+        given = {name.removeprefix(prefix): value for name, value in environment.items() if name.startswith(prefix)}
+        return {name.lower().replace("_", "-"): value for name, value in given.items() if _reaches(name)}
+    found: dict[str, dict[str, str]] = {section: {} for section in _SECTIONS}
+    for line in listed.stdout.splitlines():
+        key, _, value = line.partition("=")
+        section, _, name = key.rpartition(".")
+        if section in found and _reaches(name):
+            found[section][name] = str(ast.literal_eval(value))
+    return {name: value for section in _SECTIONS for name, value in found[section].items()}
+
+
+def _reaches(name: str) -> bool:
+    return name.lower().replace("_", "-") in _REACH
+
+
+def _local_paths(name: str, value: str) -> list[Path]:
+    found = []
+    for word in value.split():
+        parts = urlsplit(word)
+        path = Path(unquote(parts.path)) if parts.scheme == "file" else Path(word)
+        # An index's pages link to files beside it (../../files/...), not below it.
+        path = path.parent if name.endswith("index-url") and len(path.parts) > 2 else path
+        if path.is_absolute() and path.exists():
+            found.append(path)
+    return found

@@ -1,0 +1,112 @@
+"""Running the cells of one stack, each in a process of its own; what is done already isn't run again."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from harness import capture, isolation
+from harness.capture import Record, Verdict
+from harness.engine import EngineError
+from harness.files import locked, temporary_folder
+from harness.isolation import Ending, Task
+from harness.plan import Cell
+from harness.preparation import Blocked, Preparation, Ready
+from harness.progress import Progress
+
+
+def cells(
+    preparation: Preparation, stack: str, *, fresh: bool, progress: Progress
+) -> list[tuple[Cell, str, str | None]]:
+    """Run the stack's cells; returns each with its status and reason. One that fails never keeps the others."""
+    results = []
+    for cell in preparation.plan.cells:
+        if cell.stack == stack:
+            with progress.cell(cell.name, stack) as note:
+                status, reason, reused = _cell(preparation, cell, fresh=fresh)
+                note(status, reason, reused=reused)
+            results.append((cell, status, reason))
+    return results
+
+
+def settled(preparation: Preparation, key: str) -> Record | None:
+    """The record of the last attempt at a key: a failed one stands over an older capture."""
+    for place in (preparation.workspace.attempts / key, preparation.workspace.cells / key):
+        if (place / "record.json").is_file():
+            return capture.read(place)
+    return None
+
+
+def _cell(preparation: Preparation, cell: Cell, *, fresh: bool) -> tuple[str, str | None, bool]:
+    ready = preparation.resolve(cell)
+    if isinstance(ready, Blocked):
+        return ready.status, ready.reason, False
+    workspace = preparation.workspace
+    with locked(workspace.cells / f".{ready.key}.lock"):
+        record = None if fresh else settled(preparation, ready.key)
+        if record and record.status == "done":
+            return record.status, record.reason, True
+        with temporary_folder(workspace.cells, ready.key[:12]) as folder:
+            record = _attempt(preparation, cell, ready, folder)
+        return record.status, record.reason, False
+
+
+def _attempt(preparation: Preparation, cell: Cell, ready: Ready, folder: Path) -> Record:
+    """One process, judged; its capture or what it left of a failure is kept."""
+    started, clock = datetime.now(UTC), time.monotonic()
+    task = Task(
+        cell=cell,
+        plan=preparation.plan,
+        environment=ready.environment,
+        library=ready.library,
+        runtime=preparation.runtime.folder,
+        inputs=preparation.inputs,
+        input_digests=preparation.input_digests,
+        op=preparation.op.name,
+        folder=folder,
+    )
+    ending, verdict = _launch(preparation, task)
+    record = Record(
+        key=ready.key,
+        cell=cell.name,
+        status=verdict.status,
+        reason=verdict.reason,
+        started=started.isoformat(timespec="seconds"),
+        seconds=round(time.monotonic() - clock, 3),
+        exit_code=ending.exit_code,
+        identity=dict(ready.identity),
+        environment=asdict(ready.environment),
+        library={**asdict(ready.library), "path": ready.library.path.name, "flags": list(ready.library.flags)}
+        if ready.library
+        else None,
+        tensors=verdict.tensors,
+        claims=verdict.claims,
+    )
+    capture.collect_output(task.output, folder, verdict.tensors)
+    shutil.rmtree(folder / "scratch", ignore_errors=True)
+    capture.write(folder, record)
+    workspace = preparation.workspace
+    if record.status == "done":
+        capture.keep(folder, workspace.cells / ready.key)
+        shutil.rmtree(workspace.attempts / ready.key, ignore_errors=True)
+    else:
+        capture.keep(folder, workspace.attempts / ready.key)
+    return record
+
+
+def _launch(preparation: Preparation, task: Task) -> tuple[Ending, Verdict]:
+    try:
+        ending = isolation.launch(task)
+    except EngineError as error:
+        return Ending(exit_code=None), Verdict(status="crashed", reason=str(error), tensors={}, claims={})
+    verdict = capture.judge(
+        task.output,
+        preparation.op,
+        preparation.plan.cases,
+        ending.exit_code,
+        out_of_memory=ending.out_of_memory,
+    )
+    return ending, verdict

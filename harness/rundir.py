@@ -1,0 +1,208 @@
+"""A run's folder: run.json says what was asked for and what became of it, and each cell's capture is linked in.
+
+Hard links: a run stays whole when a cell is run again, and pruning one run's tensors leaves the others.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import uuid
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from harness import run
+from harness.capture import Status
+from harness.errors import BadInput, BitmatrixError
+from harness.files import read_json, temporary_folder, write_json
+from harness.matrix import Matrix
+from harness.plan import Cell
+from harness.preparation import Blocked, Preparation
+from harness.workspace import REPOSITORY, Workspace
+
+_Closed = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class RunCell(BaseModel):
+    """A requested cell and what became of it."""
+
+    model_config = _Closed
+
+    name: str
+    folder: str
+    candidate: str
+    mode: str | None
+    activated: bool
+    """Whether its mode calls an activation."""
+    stack: str
+    source: str
+    required: bool
+    environment: dict[str, str]
+    """What its mode declares."""
+    status: Status
+    reason: str | None
+    log: str | None
+    key: str | None
+
+
+class Run(BaseModel):
+    """run.json: all that the collector needs beside the captures."""
+
+    model_config = _Closed
+
+    schema_: Literal[1] = 1
+    run: str
+    created: str
+    device: dict[str, str | None]
+    isolation: Literal["docker", "venv", "host"]
+    narrowed: list[str]
+    op: str
+    cases: list[int]
+    references: list[str]
+    kind: str
+    rfc: str
+    libraries: dict[str, str]
+    mode_environment: dict[str, dict[str, str]]
+    inputs: dict[str, str | dict[str, str]]
+    inputs_pinned: bool
+    library: dict[str, Any] | None
+    commit: str | None
+    dirty: bool | None
+    cells: list[RunCell]
+    stacks: dict[str, dict[str, Any] | None]
+
+
+def assemble(preparation: Preparation, matrix: Matrix) -> Path:
+    """Make the folder of a new run from what the store holds for its plan; `out/latest` points at it."""
+    workspace, plan = preparation.workspace, preparation.plan
+    created = datetime.now(UTC)
+    cells = [_cell(preparation, cell) for cell in plan.cells]
+    device = matrix.device(plan.device)
+    commit, dirty = _source()
+    place = _free(workspace.out, f"{created:%Y%m%dT%H%M%SZ}-{plan.device}")
+    library = preparation.library
+    described = Run(
+        run=place.name,
+        created=created.isoformat(timespec="seconds"),
+        device=asdict(preparation.device),
+        isolation=preparation.isolation,
+        narrowed=plan.narrowed,
+        op=plan.op,
+        cases=list(plan.cases),
+        references=list(plan.references),
+        kind=matrix.report.kind,
+        rfc=matrix.report.rfc,
+        libraries=matrix.report.libraries,
+        mode_environment={name: mode.environment for name, mode in device.modes.items()},
+        inputs=dict(preparation.input_digests),
+        inputs_pinned=preparation.inputs_pinned,
+        library=None
+        if library is None or isinstance(library, Blocked)
+        else {**asdict(library), "path": library.path.name, "flags": list(library.flags)},
+        commit=commit,
+        dirty=dirty,
+        cells=[cell for cell, _ in cells],
+        stacks={name: asdict(record) if record else None for name, record in preparation.stacks.items()},
+    )
+    with temporary_folder(workspace.out, place.name) as folder:
+        for cell, source in cells:
+            if source is not None:
+                _link(source, folder / cell.folder)
+        write_json(folder / "run.json", described.model_dump())
+        folder.rename(place)
+    return place
+
+
+def point_latest(workspace: Workspace, folder: Path) -> None:
+    """Make `out/latest` name the run; the link is replaced in one step."""
+    temporary = workspace.out / f".latest.{uuid.uuid4().hex}.tmp"
+    temporary.symlink_to(folder.name)
+    temporary.rename(workspace.out / "latest")
+
+
+def find(workspace: Workspace, name: str) -> Path:
+    """The folder of a run, by path or by its name in out/. Raises BadInput when there is none."""
+    for folder in (Path(name), workspace.out / name):
+        if (folder / "run.json").is_file():
+            return folder.resolve()
+    raise BadInput(f"{name}: no run (a folder of {workspace.out} with a run.json)")
+
+
+def read(folder: Path) -> Run:
+    """run.json of a run's folder. Raises BadInput when it isn't one."""
+    path = folder / "run.json"
+    try:
+        return Run.model_validate(read_json(path))
+    except OSError as error:
+        raise BadInput(f"{path}: can't be read ({error.strerror}); name a folder of out/ that holds a run") from error
+    except (ValidationError, BitmatrixError) as error:
+        first = str(error).splitlines()[0]
+        raise BadInput(
+            f"{path}: not the record of a run ({first}); collect from the store instead: nox -s collect"
+        ) from error
+
+
+def _cell(preparation: Preparation, cell: Cell) -> tuple[RunCell, Path | None]:
+    """What became of a cell, and the folder that holds its record."""
+    ready = preparation.resolve(cell)
+    mode_variables = preparation.mode_environments.get(cell.mode or "", {})
+    common = {
+        "name": cell.name,
+        "folder": cell.folder,
+        "candidate": cell.candidate,
+        "mode": cell.mode,
+        "activated": cell.activation is not None,
+        "stack": cell.stack,
+        "source": cell.source,
+        "required": cell.required,
+        "environment": mode_variables,
+    }
+    if isinstance(ready, Blocked):
+        return RunCell(**common, status=ready.status, reason=ready.reason, log=ready.log, key=None), None
+    try:
+        found = run.settled(preparation, ready.key)
+    except BitmatrixError as error:
+        return RunCell(**common, status="failed", reason=str(error), log=None, key=ready.key), None
+    if found is None:
+        reason = "has no record: it was never run, or was interrupted; nox -s matrix runs it"
+        return RunCell(**common, status="not_run", reason=reason, log=None, key=ready.key), None
+    workspace = preparation.workspace
+    source = (workspace.cells if found.status == "done" else workspace.attempts) / ready.key
+    log = None if found.status == "done" else f"{cell.folder}/log.txt"
+    return RunCell(**common, status=found.status, reason=found.reason, log=log, key=ready.key), source
+
+
+def _link(source: Path, target: Path) -> None:
+    target.mkdir()
+    for path in source.iterdir():
+        if path.is_file() and not path.is_symlink():
+            os.link(path, target / path.name)
+
+
+def _free(out: Path, name: str) -> Path:
+    """A folder name that no other run has."""
+    number, place = 2, out / name
+    while place.exists():
+        place, number = out / f"{name}-{number}", number + 1
+    return place
+
+
+def _source() -> tuple[str | None, bool | None]:
+    """This repository's commit and whether tracked files differ from it; None outside a checkout."""
+
+    def git(*arguments: str) -> str | None:
+        try:
+            answer = subprocess.run(
+                ["git", "-C", str(REPOSITORY), *arguments], capture_output=True, text=True, check=False
+            )
+        except OSError:
+            return None
+        return answer.stdout.strip() if answer.returncode == 0 else None
+
+    commit = git("rev-parse", "HEAD")
+    changed = git("status", "--porcelain", "--untracked-files=no")
+    return commit, None if commit is None or changed is None else bool(changed)
