@@ -31,6 +31,7 @@ from harness import (
     report,
     resolve,
     run,
+    rundir,
 )
 from harness import environment as environments
 from harness.environment import StackRecord
