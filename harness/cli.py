@@ -225,8 +225,10 @@ def _clean(options: argparse.Namespace) -> int:
 
 
 def _workspace(options: argparse.Namespace) -> Workspace:
+    here = Path.cwd()
     return Workspace(
-        matrix=options.matrix,
+        # Messages name it as short as it can be typed.
+        matrix=options.matrix.relative_to(here) if options.matrix.is_relative_to(here) else options.matrix,
         out=options.out.absolute(),
         cache=(options.cache or default_cache()).absolute(),
     )

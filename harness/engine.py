@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import docker
+from docker import types
 from docker.errors import APIError, DockerException, NotFound
 from docker.models.containers import Container
 from requests.exceptions import RequestException
@@ -118,8 +119,10 @@ def container(request: Request) -> Iterator[Container]:
                 name=name,
                 environment=request.environment,
                 labels={LABEL: request.purpose, f"{LABEL}.owner": _owner(), **request.labels},
-                volumes=[
-                    f"{mount.source}:{mount.target}:{'rw' if mount.writable else 'ro'}" for mount in request.mounts
+                # Not `volumes`: the SDK would declare each target as a volume, and a commit would keep that.
+                mounts=[
+                    types.Mount(mount.target, str(mount.source), type="bind", read_only=not mount.writable)
+                    for mount in request.mounts
                 ],
                 stdin_open=True,
                 **request.options,
@@ -146,6 +149,8 @@ def run(made: Container, *, log: Path, seconds: float) -> Ending:
     """
     with explained("running a container"):
         lifeline = made.attach_socket(params={"stdin": 1, "stream": 1})
+        # The SDK hands out a file over the socket; closing that alone leaves the socket, and so the lifeline, open.
+        socket_below = getattr(lifeline, "_sock", None)
         follower = threading.Thread(target=_follow, args=(made, log), daemon=True)
         try:
             made.start()
@@ -154,6 +159,8 @@ def run(made: Container, *, log: Path, seconds: float) -> Ending:
         finally:
             with contextlib.suppress(OSError):
                 lifeline.close()
+                if socket_below is not None:
+                    socket_below.close()
         follower.join(timeout=10)
         made.reload()
         return Ending(exit_code=state, out_of_memory=bool(made.attrs["State"].get("OOMKilled")))

@@ -134,7 +134,13 @@ def _install(tag: str, lock: Lock, wheels: Path, *, recipe: Path, image: str, lo
             Mount(lock.path, "/mnt/lock.txt"),
             Mount(wheels, "/mnt/wheelhouse"),
         ),
-        options={"network_mode": "none", "cap_drop": ["ALL"], "security_opt": ["no-new-privileges"]},
+        options={
+            "network_mode": "none",
+            # What is mounted needs places; on a tmpfs they leave nothing in the layer.
+            "tmpfs": {"/mnt": "", "/tmp": ""},  # noqa: S108
+            "cap_drop": ["ALL"],
+            "security_opt": ["no-new-privileges"],
+        },
     )
     with engine.container(request) as made:
         _finish(made, "installing from the wheelhouse", log)

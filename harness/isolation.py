@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from docker import types
+
 from harness import engine
 from harness.engine import Mount, Request
 from harness.environment import Environment
@@ -169,9 +171,7 @@ def _restrictions(limits: Limits) -> dict[str, Any]:
 def _devices(plan: Plan) -> dict[str, Any]:
     if plan.device == "cpu":
         return {}
-    from docker.types import DeviceRequest
-
-    return {"device_requests": [DeviceRequest(count=1, capabilities=[["gpu"]])]}
+    return {"device_requests": [types.DeviceRequest(count=1, capabilities=[["gpu"]])]}
 
 
 # venv and host -------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from harness.errors import BadInput
 from harness.files import sha256_file, write_text
 
 _PIN = re.compile(
-    r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;\\]+)\s*(?P<hashes>(\s--hash=sha256:[0-9a-f]{64})+)"
+    r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;\\]+)\s*(?P<hashes>(\s*--hash=sha256:[0-9a-f]{64})+)"
 )
 _HEADER = "# requirements: "
 

@@ -33,7 +33,8 @@ is installed: the lock alone says that."""
 
 _SECTIONS = ("global", "download", ":env:")
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
-_BUNDLES = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE")
+BUNDLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+"""Variables with a CA bundle that pip puts over its own `cert` setting."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +58,11 @@ class Site:
 def find(environment: Mapping[str, str] = os.environ) -> Site:
     """This site's settings, from pip's configuration files and the environment."""
     settings = _pip_settings(environment)
-    bundle = next((environment[name] for name in _BUNDLES if environment.get(name)), None)
-    if bundle:
-        settings.setdefault("cert", bundle)
+    bundles = [environment[name] for name in BUNDLES if environment.get(name)]
+    if bundles:
+        settings["cert"] = bundles[0]
+    elif environment.get("SSL_CERT_FILE"):
+        settings.setdefault("cert", environment["SSL_CERT_FILE"])
     names = [name for lower in _PROXIES for name in (lower, lower.upper())]
     return Site(
         settings=settings,

@@ -14,7 +14,7 @@ from harness import wheelhouse
 from harness.errors import BitmatrixError, Unavailable
 from harness.files import locked, sha256_json, write_json
 from harness.lock import Lock
-from harness.pipsite import Site
+from harness.pipsite import BUNDLES, Site
 from harness.process import logged
 
 _LIST = (
@@ -103,5 +103,6 @@ def _make(
 
 
 def plain_environment() -> dict[str, str]:
-    """This environment without what would steer Python or pip."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))}
+    """This environment without what would steer Python, or pip past the settings that `pipsite` found."""
+    steering = ("PIP_", "PYTHON", *BUNDLES)
+    return {name: value for name, value in os.environ.items() if not name.startswith(steering)}

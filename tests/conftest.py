@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import engine
-from harness.workspace import REPOSITORY
+from harness import base, engine, matrix
+from harness.base import BaseImage
+from harness.workspace import REPOSITORY, default_cache
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -76,6 +77,13 @@ def matrix_file(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def base_image(tmp_path_factory: pytest.TempPathFactory) -> BaseImage:
+    """The committed base, made as a user's run makes it; the engine keeps it between test runs."""
+    declared = matrix.load(REPOSITORY / "matrix.yaml", REPOSITORY / "kernels").bases["debian12"]
+    return base.ensure("debian12", declared, cache=default_cache(), log=tmp_path_factory.mktemp("base") / "log.txt")
 
 
 @pytest.fixture(scope="session")
