@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness import tensors
 from harness.cell.op import Op
@@ -28,6 +28,15 @@ Status = Literal["done", "unavailable", "failed", "timed_out", "crashed", "not_r
 
 _CLAIMS_BYTES = 16 << 20
 _EXIT_CODES = {0: "done", 3: "unavailable", 4: "failed"}
+
+
+class FileStamp(BaseModel):
+    """A file as it was when it was hashed: one that still has both needn't be hashed again."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    bytes: int
+    modified_ns: int
 
 
 class TensorFacts(BaseModel):
@@ -45,7 +54,7 @@ class Record(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    schema_: Literal[1] = 1
+    format: Literal[1] = 1
     key: str
     cell: str
     status: Status
@@ -61,6 +70,8 @@ class Record(BaseModel):
     library: dict[str, Any] | None
     tensors: dict[str, dict[str, TensorFacts]]
     """Case -> tensor -> facts, by the host's own reading; empty unless done."""
+    files: dict[str, FileStamp]
+    """Case -> its tensor file."""
     claims: dict[str, Any]
 
 
@@ -69,7 +80,7 @@ class Claims(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    schema_: Literal[1] | None = None
+    schema_: Literal[1] = Field(alias="schema")
     status: Literal["done", "unavailable", "failed"]
     reason: str | None = None
     facts: dict[str, Any] = {}
@@ -138,6 +149,28 @@ def declared(folder: Path, op: Op, case: int) -> dict[str, TensorRef]:
                 f"the op declares {tensor.dtype} {list(tensor.at(case))}"
             )
     return {name: found[name] for name in wanted}
+
+
+def verify(folder: Path, record: Record, refs: Mapping[int, Mapping[str, TensorRef]]) -> None:
+    """Hold a capture's files against its record. Raises BitmatrixError at the first tensor that isn't the recorded one.
+
+    A file with the size and time of its hashing isn't read again; one that was copied or touched is.
+    """
+    for case, tensors_of in refs.items():
+        recorded = record.tensors.get(str(case), {})
+        touched = record.files.get(str(case)) != stamp(case_file(folder, case))
+        for name, ref in tensors_of.items():
+            facts = recorded.get(name)
+            if facts is None or (facts.dtype, tuple(facts.shape)) != (ref.dtype, ref.shape):
+                raise BitmatrixError(f"{ref.path}: {name} is {ref.dtype} {list(ref.shape)}, its record says otherwise")
+            if touched and tensors.sha256(ref) != facts.sha256:
+                raise BitmatrixError(f"{ref.path}: {name} has another digest than its record says")
+
+
+def stamp(path: Path) -> FileStamp:
+    """A file's size and time of change."""
+    found = path.stat()
+    return FileStamp(bytes=found.st_size, modified_ns=found.st_mtime_ns)
 
 
 def read(folder: Path) -> Record:

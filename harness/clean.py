@@ -56,6 +56,6 @@ def _images() -> list[str]:
     client = engine.client()
     with engine.explained("removing images"):
         for image in client.images.list(filters={"label": engine.LABEL}):
-            client.images.remove(image.id, force=True)
-            removed.append(", ".join(image.tags) or image.id)
+            client.images.remove(str(image.id), force=True)
+            removed.append(", ".join(image.tags) or str(image.id))
     return removed

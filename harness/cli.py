@@ -360,10 +360,13 @@ def _parser() -> argparse.ArgumentParser:
     add("inputs", _inputs, "make the inputs and hold them against the pinned digests", narrowing).add_argument(
         "--pin", action="store_true", help="write the digests into the op's folder"
     )
-    names = {"nargs": "*", "metavar": "STACK", "help": "default: all that the plan needs"}
-    add("image", _image, "make the stacks' images (or virtual environments)", narrowing).add_argument("names", **names)
+    add("image", _image, "make the stacks' images (or virtual environments)", narrowing).add_argument(
+        "names", nargs="*", metavar="STACK", help="default: all that the plan needs"
+    )
     add("kernels", _kernels, "compile the op's kernel library", narrowing)
-    add("run", _run, "run the cells of stacks that are made already", narrowing).add_argument("names", **names)
+    add("run", _run, "run the cells of stacks that are made already", narrowing).add_argument(
+        "names", nargs="*", metavar="STACK", help="default: all that the plan needs"
+    )
     add("collect", _collect, "compare what is there and write the report; runs nothing", narrowing).add_argument(
         "run", nargs="?", metavar="RUN", help="compare an older run again from its own files (a folder of out/)"
     )

@@ -5,17 +5,18 @@ Equal digests settle a pair without reading it. What two differing tensors gave 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from harness import capture, rundir
+from harness import capture, render, report, rundir
 from harness.capture import Record
 from harness.cell.op import Op
 from harness.compare import Comparison, compare, identical
 from harness.errors import BitmatrixError
-from harness.files import locked, read_json, write_json
-from harness.report import Report
+from harness.files import locked, read_json, write_json, write_text
+from harness.preparation import load
+from harness.report import Case, CellDetails, CellResult, Details, Environment, Report, StackDetails
 from harness.rundir import Run, RunCell
 from harness.tensors import TensorRef
 from harness.workspace import Workspace
@@ -36,8 +37,9 @@ def gather(folder: Path, described: Run, op: Op) -> list[Collected]:
     """Each cell with its checked capture. A capture that doesn't hold makes its cell failed, and the others stay."""
     collected = []
     for cell in described.cells:
-        record, refs, reason = None, {}, cell.reason
-        status = cell.status
+        record: Record | None = None
+        refs: dict[int, dict[str, TensorRef]] = {}
+        status, reason = cell.status, cell.reason
         if status == "done":
             try:
                 record, refs = _checked(folder / cell.folder, described, cell, op)
@@ -66,17 +68,16 @@ class Comparisons:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._known: dict[str, list[object]] = read_json(path) if path.is_file() else {}
-        self._new: dict[str, list[object]] = {}
+        self._known: dict[str, dict[str, Any]] = read_json(path) if path.is_file() else {}
+        self._new: dict[str, dict[str, Any]] = {}
 
     def of(self, a: TensorRef, digest_a: str, b: TensorRef, digest_b: str) -> Comparison:
         """Compare two tensors of equal shape and dtype; the order of the two doesn't matter."""
         key = ":".join([a.dtype, "x".join(map(str, a.shape)), *sorted((digest_a, digest_b))])
         if key not in self._known:
             found = identical(a) if digest_a == digest_b else compare(a, b)
-            self._known[key] = self._new[key] = [found.equal, found.differ, found.numel, found.max_abs]
-        equal, differ, numel, max_abs = self._known[key]
-        return Comparison(equal=equal, differ=differ, numel=numel, max_abs=max_abs)  # type: ignore[arg-type]
+            self._known[key] = self._new[key] = asdict(found)
+        return Comparison(**self._known[key])
 
     def save(self) -> None:
         """Add what was found to the file."""
@@ -84,3 +85,229 @@ class Comparisons:
             with locked(self._path.with_suffix(".lock")):
                 known = read_json(self._path) if self._path.is_file() else {}
                 write_json(self._path, {**known, **self._new})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A collected run: its report, whether every required cell is done, and lines that sum it up."""
+
+    report: Report
+    complete: bool
+    summary: list[str]
+
+
+def collect(folder: Path, workspace: Workspace) -> Result:
+    """Compare a run's captures and write report.json and report.md into its folder; `out/latest` points at it."""
+    described = rundir.read(folder)
+    op = load(workspace.kernels / described.op)
+    cells = gather(folder, described, op)
+    comparisons = Comparisons(workspace.out / "comparisons.json")
+    try:
+        built = build(described, op, cells, comparisons)
+    finally:
+        comparisons.save()
+    report.write(folder / "report.json", built)
+    write_text(folder / "report.md", render.markdown(built))
+    rundir.point_latest(workspace, folder)
+    missing = [cell for cell in cells if cell.status != "done"]
+    done = f"{len(cells) - len(missing)} of {len(cells)} cells done"
+    summary = [f"{cell.cell.name}: {cell.status.replace('_', ' ')}: {cell.reason}" for cell in missing]
+    return Result(
+        report=built,
+        complete=not any(cell.cell.required for cell in missing),
+        summary=[*summary, f"{done}; {folder / 'report.md'}, {folder / 'report.json'}"],
+    )
+
+
+def build(described: Run, op: Op, cells: list[Collected], comparisons: Comparisons) -> Report:
+    """The report of a run, from its checked captures."""
+    by_name = {cell.cell.name: cell for cell in cells}
+    references = [name for name in described.references if name in by_name]
+    results = {
+        cell.cell.name: _result(cell, [by_name[name] for name in references], op, comparisons)
+        for cell in sorted(cells, key=lambda cell: cell.cell.name)
+        if cell.record
+    }
+    return Report(
+        kind=described.kind,
+        rfc=described.rfc,
+        op=described.op,
+        rl_kernel_commit=described.commit,
+        tracked_tree_dirty=described.dirty,
+        environment=_environment(described, cells),
+        cases=described.cases,
+        results=results,
+        bitmatrix=_details(described, op, cells),
+    )
+
+
+def _result(cell: Collected, references: list[Collected], op: Op, comparisons: Comparisons) -> CellResult:
+    sections = {
+        f"{report.VERSUS}{reference.cell.name}": {
+            str(case): _case(cell, reference, case, op, comparisons) for case in sorted(cell.tensors, key=str)
+        }
+        for reference in sorted(references, key=lambda reference: reference.cell.name)
+        if reference.record and reference is not cell
+    }
+    return CellResult(source=cell.cell.source, **sections)
+
+
+def _case(cell: Collected, reference: Collected, case: int, op: Op, comparisons: Comparisons) -> Case:
+    assert cell.record is not None
+    assert reference.record is not None
+    ours, theirs = cell.record.tensors[str(case)], reference.record.tensors[str(case)]
+
+    def compared(name: str) -> report.Comparison:
+        found = comparisons.of(
+            cell.tensors[case][name], ours[name].sha256, reference.tensors[case][name], theirs[name].sha256
+        )
+        return report.Comparison(equal=found.equal, differ=found.differ, numel=found.numel, max_abs=found.max_abs)
+
+    return Case(
+        out=[compared(tensor.name) for tensor in op.outputs],
+        grads={name: compared(f"grads.{name}") for name in op.gradients},
+    )
+
+
+# Environments --------------------------------------------------------------------------------------------------------
+
+
+def _facts(cells: list[Collected], stack: str) -> dict[str, Any]:
+    """What the processes of a stack said of it: its first done cell's facts, else none."""
+    for cell in cells:
+        if cell.record and cell.cell.stack == stack:
+            return cell.record.claims["facts"]  # type: ignore[no-any-return]
+    return {}
+
+
+def _text(facts: dict[str, Any], *path: str) -> str | None:
+    """A text among facts; None when it isn't there or isn't text: a process' facts are claims."""
+    value: Any = facts
+    for part in path:
+        value = value.get(part) if isinstance(value, dict) else None
+    return value if isinstance(value, str) else None
+
+
+def _environment(described: Run, cells: list[Collected]) -> Environment:
+    first = next((cell for cell in cells if cell.cell.name == described.references[0]), None)
+    facts = _facts(cells, first.cell.stack) if first else {}
+    record = first.record if first else None
+    flags = record.claims.get("precision", {}).get("in_force") if record else None
+    tf32 = flags.get("cuda.matmul.allow_tf32") if isinstance(flags, dict) else None
+    capability = facts.get("gpu", {}).get("capability") if isinstance(facts.get("gpu"), dict) else None
+    whole = isinstance(capability, list) and all(isinstance(part, int) for part in capability)
+    return Environment(
+        gpu=_text(facts, "gpu", "name"),
+        capability=capability if whole else None,
+        torch=_text(facts, "torch", "version"),
+        cuda=_text(facts, "torch", "cuda"),
+        python=_text(facts, "python", "version"),
+        tf32=tf32 if isinstance(tf32, bool) else None,
+        libraries={
+            library: _library(described, cells, library, stack) for library, stack in described.libraries.items()
+        },
+        mode_environment=described.mode_environment,
+    )
+
+
+def _library(described: Run, cells: list[Collected], library: str, stack: str) -> str | None:
+    """A library's version in the stack that owns it: as installed where a cell ran, else as pinned."""
+    name = library.lower().replace("_", "-")
+    installed = _text(_facts(cells, stack), "distributions", name)
+    record = described.stacks.get(stack)
+    pinned = _text(record or {}, "environment", "pinned", name)
+    return installed or pinned
+
+
+def _stack(described: Run, cells: list[Collected], name: str) -> StackDetails:
+    record = described.stacks.get(name) or {"status": "not_run", "reason": None, "environment": None}
+    environment = record.get("environment") or {}
+    facts = _facts(cells, name)
+    distributions = facts.get("distributions")
+    return StackDetails(
+        status=record["status"],
+        reason=record["reason"],
+        base=environment.get("base"),
+        image=environment.get("image"),
+        image_id=environment.get("image_id"),
+        lock=environment.get("lock"),
+        lock_sha256=environment.get("lock_sha256"),
+        python=_text(facts, "python", "version"),
+        torch=_text(facts, "torch", "version"),
+        cuda=_text(facts, "torch", "cuda"),
+        cpu=_text(facts, "cpu", "model"),
+        gpu=_text(facts, "gpu", "name"),
+        driver=described.device.get("driver"),
+        distributions={name: version for name, version in distributions.items() if isinstance(version, str)}
+        if isinstance(distributions, dict)
+        else environment.get("pinned") or {},
+    )
+
+
+# Details -------------------------------------------------------------------------------------------------------------
+
+
+def _details(described: Run, op: Op, cells: list[Collected]) -> Details:
+    digests = {
+        cell.cell.name: {
+            case: {name: facts.sha256 for name, facts in tensors.items()}
+            for case, tensors in cell.record.tensors.items()
+        }
+        for cell in cells
+        if cell.record
+    }
+    return Details(
+        run=described.run,
+        created=described.created,
+        device=described.device["kind"] or "",
+        device_model=described.device["model"] or "",
+        isolation=described.isolation,
+        narrowed=described.narrowed,
+        outputs=[tensor.name for tensor in op.outputs],
+        gradients=list(op.gradients),
+        references=described.references,
+        cells={cell.cell.name: _cell_details(cell, cells, digests) for cell in cells},
+        stacks={name: _stack(described, cells, name) for name in described.stacks},
+        classes=report.classes(digests),
+        digests=digests,
+        inputs=described.inputs,
+        inputs_pinned=described.inputs_pinned,
+        library=described.library,
+        commit=described.commit,
+        dirty=described.dirty,
+    )
+
+
+def _cell_details(
+    cell: Collected, cells: list[Collected], digests: dict[str, dict[str, dict[str, str]]]
+) -> CellDetails:
+    overrides = cell.record.claims.get("overrides", []) if cell.record else []
+    return CellDetails(
+        status=cell.status,
+        reason=cell.reason,
+        log=cell.cell.log,
+        candidate=cell.cell.candidate,
+        mode=cell.cell.mode,
+        stack=cell.cell.stack,
+        required=cell.cell.required,
+        seconds=cell.record.seconds if cell.record else None,
+        key=cell.cell.key,
+        overrides=[f"{item['operator']} ({item['key']})" for item in overrides if _is_override(item)],
+        note=_note(cell, cells, digests),
+    )
+
+
+def _is_override(item: object) -> bool:
+    return isinstance(item, dict) and isinstance(item.get("operator"), str) and isinstance(item.get("key"), str)
+
+
+def _note(cell: Collected, cells: list[Collected], digests: dict[str, dict[str, dict[str, str]]]) -> str | None:
+    """Whether a mode that declares something changed nothing: the dispatch table can't show an environment's effect."""
+    if not cell.record or not (cell.cell.environment or cell.cell.activated):
+        return None
+    for other in cells:
+        plain = not other.cell.environment and not other.cell.activated
+        same = other.cell.candidate == cell.cell.candidate and other.cell.stack == cell.cell.stack
+        if plain and same and other.record and digests[other.cell.name] == digests[cell.cell.name]:
+            return f"no effect seen: equal to {other.cell.name} in every bit"
+    return None

@@ -13,6 +13,7 @@ from typing import Any
 
 from harness import environment as environments
 from harness import inputs, library, runtime
+from harness.capture import Status
 from harness.cell.op import Op, load_op
 from harness.device import DeviceFacts, describe
 from harness.environment import Environment, StackRecord
@@ -31,7 +32,7 @@ KEY_VERSION = 1
 class Blocked:
     """Why a cell can't even be started."""
 
-    status: str
+    status: Status
     reason: str
     log: str | None = None
 

@@ -69,6 +69,7 @@ def _attempt(preparation: Preparation, cell: Cell, ready: Ready, folder: Path) -
         folder=folder,
     )
     ending, verdict = _launch(preparation, task)
+    capture.collect_output(task.output, folder, verdict.tensors)
     record = Record(
         key=ready.key,
         cell=cell.name,
@@ -83,9 +84,9 @@ def _attempt(preparation: Preparation, cell: Cell, ready: Ready, folder: Path) -
         if ready.library
         else None,
         tensors=verdict.tensors,
+        files={case: capture.stamp(capture.case_file(folder, case)) for case in verdict.tensors},
         claims=verdict.claims,
     )
-    capture.collect_output(task.output, folder, verdict.tensors)
     shutil.rmtree(folder / "scratch", ignore_errors=True)
     capture.write(folder, record)
     workspace = preparation.workspace

@@ -11,7 +11,7 @@ import uuid
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -54,7 +54,7 @@ class Run(BaseModel):
 
     model_config = _Closed
 
-    schema_: Literal[1] = 1
+    format: Literal[1] = 1
     run: str
     created: str
     device: dict[str, str | None]
@@ -146,34 +146,52 @@ def read(folder: Path) -> Run:
         ) from error
 
 
-def _cell(preparation: Preparation, cell: Cell) -> tuple[RunCell, Path | None]:
+class _Fate(NamedTuple):
     """What became of a cell, and the folder that holds its record."""
+
+    status: Status
+    reason: str | None
+    log: str | None = None
+    key: str | None = None
+    source: Path | None = None
+
+
+def _cell(preparation: Preparation, cell: Cell) -> tuple[RunCell, Path | None]:
+    fate = _fate(preparation, cell)
+    described = RunCell(
+        name=cell.name,
+        folder=cell.folder,
+        candidate=cell.candidate,
+        mode=cell.mode,
+        activated=cell.activation is not None,
+        stack=cell.stack,
+        source=cell.source,
+        required=cell.required,
+        environment=preparation.mode_environments.get(cell.mode or "", {}),
+        status=fate.status,
+        reason=fate.reason,
+        log=fate.log,
+        key=fate.key,
+    )
+    return described, fate.source
+
+
+def _fate(preparation: Preparation, cell: Cell) -> _Fate:
     ready = preparation.resolve(cell)
-    mode_variables = preparation.mode_environments.get(cell.mode or "", {})
-    common = {
-        "name": cell.name,
-        "folder": cell.folder,
-        "candidate": cell.candidate,
-        "mode": cell.mode,
-        "activated": cell.activation is not None,
-        "stack": cell.stack,
-        "source": cell.source,
-        "required": cell.required,
-        "environment": mode_variables,
-    }
     if isinstance(ready, Blocked):
-        return RunCell(**common, status=ready.status, reason=ready.reason, log=ready.log, key=None), None
+        return _Fate(ready.status, ready.reason, log=ready.log)
     try:
         found = run.settled(preparation, ready.key)
     except BitmatrixError as error:
-        return RunCell(**common, status="failed", reason=str(error), log=None, key=ready.key), None
+        return _Fate("failed", str(error), key=ready.key)
     if found is None:
         reason = "has no record: it was never run, or was interrupted; nox -s matrix runs it"
-        return RunCell(**common, status="not_run", reason=reason, log=None, key=ready.key), None
+        return _Fate("not_run", reason, key=ready.key)
     workspace = preparation.workspace
-    source = (workspace.cells if found.status == "done" else workspace.attempts) / ready.key
-    log = None if found.status == "done" else f"{cell.folder}/log.txt"
-    return RunCell(**common, status=found.status, reason=found.reason, log=log, key=ready.key), source
+    if found.status == "done":
+        return _Fate("done", None, key=ready.key, source=workspace.cells / ready.key)
+    log = f"{cell.folder}/log.txt"
+    return _Fate(found.status, found.reason, log=log, key=ready.key, source=workspace.attempts / ready.key)
 
 
 def _link(source: Path, target: Path) -> None:
