@@ -87,8 +87,8 @@ def contained(session: nox.Session, *arguments: str) -> None:
         session.skip(f"not complete, the table will say why ({failed.reason})")
 
 
-# One image and one run session a stack. They are registered one by one because `requires` on a parametrised session would
-# build every stack for each.
+# One image and one run session a stack. They are registered one by one because `requires` on a parametrised session
+# would build every stack for each.
 
 
 def register_stack(stack: str) -> None:

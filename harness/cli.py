@@ -40,7 +40,7 @@ from harness.files import write_text
 from harness.matrix import DeviceName, Matrix
 from harness.plan import IsolationName, Plan, Selection
 from harness.progress import Progress
-from harness.workspace import Workspace, default_cache
+from harness.workspace import REPOSITORY, Workspace, default_cache
 
 _INTERRUPTED = 130
 
@@ -226,9 +226,11 @@ def _clean(options: argparse.Namespace) -> int:
 
 def _workspace(options: argparse.Namespace) -> Workspace:
     here = Path.cwd()
+    matrix_file = options.matrix or options.root / "matrix.yaml"
     return Workspace(
         # Messages name it as short as it can be typed.
-        matrix=options.matrix.relative_to(here) if options.matrix.is_relative_to(here) else options.matrix,
+        matrix=matrix_file.relative_to(here) if matrix_file.is_relative_to(here) else matrix_file,
+        root=options.root.absolute(),
         out=options.out.absolute(),
         cache=(options.cache or default_cache()).absolute(),
     )
@@ -330,7 +332,8 @@ def _report(folder: Path, workspace: Workspace, progress: Progress) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--matrix", type=Path, default=Workspace.matrix, metavar="FILE", help="the declared matrix")
+    common.add_argument("--root", type=Path, default=REPOSITORY, metavar="DIR", help="where kernels/ and images/ are")
+    common.add_argument("--matrix", type=Path, metavar="FILE", help="the declared matrix (default matrix.yaml there)")
     common.add_argument("--out", type=Path, default=Workspace.out, metavar="DIR", help="where results go")
     common.add_argument("--cache", type=Path, metavar="DIR", help="where downloads go (default ~/.cache/bitmatrix)")
     narrowing = argparse.ArgumentParser(add_help=False, parents=[common])

@@ -86,10 +86,15 @@ def test_nothing_of_the_hosts_environment_leaks(
 
 def test_a_container_is_gone_after_its_use(base_image: BaseImage, tmp_path: Path) -> None:
     run(shell(base_image, "true"), tmp_path)
-    with pytest.raises(ZeroDivisionError), engine.container(shell(base_image, "sleep 600")) as made:
-        made.start()
-        assert made.name in running()
-        _ = 1 / 0
+
+    def fail_inside() -> None:
+        with engine.container(shell(base_image, "sleep 600")) as made:
+            made.start()
+            assert made.name in running()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_inside()
     assert not running()
 
 
@@ -188,7 +193,7 @@ def test_a_missing_engine_is_said_in_words_with_the_remedy(monkeypatch: pytest.M
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
     engine.client.cache_clear()
     try:
-        with pytest.raises(EngineError, match="no Docker engine answers.*--isolation venv"):
+        with pytest.raises(EngineError, match=r"no Docker engine answers.*--isolation venv"):
             engine.client()
         assert not engine.answers()
     finally:

@@ -144,7 +144,7 @@ def test_an_unreachable_index_is_a_failure_with_pips_words(
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_INDEX_URL", "https://localhost:9/simple")
     monkeypatch.setenv("PIP_RETRIES", "0")
-    with pytest.raises(BitmatrixError, match="fetching the lock's packages failed: .*No matching distribution"):
+    with pytest.raises(BitmatrixError, match=r"fetching the lock's packages failed: .*No matching distribution"):
         site.image(site.lock())
 
 
@@ -164,7 +164,7 @@ def test_a_half_made_virtual_environment_is_made_again(site: Site) -> None:
 
 
 def test_a_python_that_is_not_here_makes_the_stack_unavailable_not_failed(site: Site) -> None:
-    with pytest.raises(BitmatrixError, match="this host has no python3.99 on its PATH") as caught:
+    with pytest.raises(BitmatrixError, match=r"this host has no python3\.99 on its PATH") as caught:
         venv.ensure(site.lock(), python="3.99", index=None, cache=site.cache, log=site.log)
     assert type(caught.value).__name__ == "Unavailable"
 
