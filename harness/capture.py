@@ -27,6 +27,7 @@ from harness.tensors import TensorRef
 Status = Literal["done", "unavailable", "failed", "timed_out", "crashed", "not_run"]
 
 _CLAIMS_BYTES = 16 << 20
+_DISK_FULL_BYTES = 1 << 20
 _EXIT_CODES = {0: "done", 3: "unavailable", 4: "failed"}
 
 
@@ -108,7 +109,7 @@ def judge(output: Path, op: Op, cases: tuple[int, ...], exit_code: int | None, *
         return Verdict(status="timed_out", reason="stopped: its time was over", tensors={}, claims={})
     if not (output / "claims.json").exists():
         return Verdict(
-            status="crashed", reason=_how_it_died(exit_code, out_of_memory=out_of_memory), tensors={}, claims={}
+            status="crashed", reason=_how_it_died(exit_code, output, out_of_memory=out_of_memory), tensors={}, claims={}
         )
     try:
         claims, facts = _checked(output, op, cases, exit_code)
@@ -235,9 +236,11 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _how_it_died(exit_code: int, *, out_of_memory: bool) -> str:
+def _how_it_died(exit_code: int, output: Path, *, out_of_memory: bool) -> str:
     if out_of_memory:
         return "killed: it took more memory than limits.memory_gib"
+    if shutil.disk_usage(output).free < _DISK_FULL_BYTES:
+        return f"ended with exit code {exit_code} without a record: no space left on the disk that holds out/"
     signal_number = exit_code - 128 if exit_code > 128 else -exit_code
     if 0 < signal_number < 65:
         return f"ended by signal {signal_number} without a record"

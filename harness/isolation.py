@@ -154,6 +154,8 @@ def container_request(task: Task) -> Request:
 
 def _restrictions(limits: Limits) -> dict[str, Any]:
     return {
+        # A process that is the container's first ignores signals it has no handler for: it must not be the first.
+        "init": True,
         "network_mode": "none",
         "read_only": True,
         # Triton compiles into it and loads what it compiled: it must be executable.

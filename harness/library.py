@@ -40,6 +40,8 @@ FLAGS = (
     "-fvisibility=hidden",
     "-fno-exceptions",
     "-fno-rtti",
+    # Without a C++ runtime: a kernel needs none, and building it takes 40 s instead of 3.
+    "-nostdlib++",
     "-s",
     "-Wl,--build-id=none",
 )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -52,7 +53,6 @@ MISBEHAVING = {
     "aborts": (in_run("os.abort()"), "crashed", "ended by signal 6 without a record"),
     "shaped": (in_run("return {'out': inputs['x'][:, :4], 'grads.x': inputs['g']}"), "failed", "out"),
     "typed": (in_run("return {'out': inputs['x'].astype('f8'), 'grads.x': inputs['g']}"), "failed", "F64"),
-    "linked": (in_run("(output / 'claims.json').symlink_to('/etc/passwd')"), "done", ""),
 }
 
 
@@ -73,10 +73,8 @@ def test_every_cell_ends_with_a_status_and_a_reason_and_the_others_go_on(tmp_pat
     assert not left_running()
     text = (project.latest() / "report.md").read_text()
     assert "ArithmeticError: boom" in text
-    for name, (_, status, _) in MISBEHAVING.items():
-        if status != "done":
-            log = project.latest() / report(project)["bitmatrix"]["cells"][name]["log"]
-            assert log.is_file()
+    for name in MISBEHAVING:
+        assert (project.latest() / report(project)["bitmatrix"]["cells"][name]["log"]).is_file()
 
 
 LIAR = """
@@ -98,6 +96,8 @@ def load(context):
         facts[str(case)] = {{"out": one, "grads.x": one}}
     claims = {{"schema": 1, "status": "done", "reason": None, "tensors": facts, "facts": {{}}}}
     {lie}
+    f = None  # closes what the lie opened
+    sys.stdout.flush()
     if not (output / "claims.json").is_symlink():
         (output / "claims.json").write_text(json.dumps(claims))
     sys.stdout.flush()
@@ -324,7 +324,7 @@ def relay() -> Iterator[Relay]:
 
 @docker
 def test_an_engine_that_goes_away_crashes_the_rest_and_keeps_what_is_done(tmp_path: Path, relay: Relay) -> None:
-    project = Project(tmp_path, {"good": GOOD, "waits": in_run("time.sleep(20)"), "other": OTHER})
+    project = Project(tmp_path, {"good": GOOD, "waits": in_run("time.sleep(8)"), "other": OTHER})
     process = background(project, env={"DOCKER_HOST": f"unix://{relay.path}"})
     assert eventually(lambda: len(list((project.out / "cells").glob("[0-9a-f]*"))) == 1 and left_running())
     time.sleep(1)
@@ -351,8 +351,8 @@ def test_a_full_disk_fails_cells_with_that_reason_and_loses_nothing(tmp_path: Pa
         assert run(project, isolation="host") == 1
         found = cells(project)
         assert found["good"][0] == "done"
-        assert found["big"][0] == "failed"
-        assert "No space left" in found["big"][1]
+        assert found["big"][0] == "crashed"
+        assert "no space left on the disk that holds out/" in found["big"][1]
         assert found["other"][0] == "done"
     finally:
         subprocess.run(["umount", "-l", str(project.out)], check=True)
@@ -363,10 +363,7 @@ def test_a_stack_that_cannot_be_built_does_not_keep_the_others_from_the_table(tm
     project = Project(tmp_path, {"good": GOOD, "other": OTHER})
     lock = project.root / "images" / "locks" / "cpu" / "golden-x86_64-py3.11.txt"
     broken = lock.with_name("broken-x86_64-py3.11.txt")
-    text = lock.read_text().replace(
-        "numpy==2.4.6 \\\n    --hash=sha256:", "numpy==2.4.6 \\\n    --hash=sha256:" + "0" * 64
-    )
-    broken.write_text("".join(line[:84] + "\n" if len(line) > 90 else line for line in text.splitlines(keepends=True)))
+    broken.write_text(re.sub(r"(numpy==2.4.6 .\s+--hash=sha256:).{64}", r"\g<1>" + "0" * 64, lock.read_text()))
     project.cpu["stacks"]["broken"] = project.cpu["stacks"]["golden"]  # type: ignore[index]
     project.cpu["candidates"]["other"]["stack"] = "broken"  # type: ignore[index]
     project.write()

@@ -1,0 +1,175 @@
+// The C ABI: arguments are checked here, before anything is computed, and errors are put in words.
+#include <cstdarg>
+#include <cstdio>
+
+#include "det_linear.h"
+#include "elementwise.h"
+#include "machine.h"
+#include "matmul.h"
+#include "parallel.h"
+#include "status.h"
+
+namespace {
+
+thread_local char last_error[160] = "";
+
+__attribute__((format(printf, 2, 3))) int32_t fail(int32_t code, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    std::vsnprintf(last_error, sizeof last_error, format, arguments);
+    va_end(arguments);
+    return code;
+}
+
+int32_t answer(det::Status status) {
+    switch (status) {
+        case det::Status::ok:
+            return DET_LINEAR_OK;
+        case det::Status::no_memory:
+            return fail(DET_LINEAR_NO_MEMORY, "there is not enough memory");
+        case det::Status::no_thread:
+            return fail(DET_LINEAR_NO_THREAD, "the system would not start another thread; ask for fewer threads");
+    }
+    __builtin_unreachable();
+}
+
+enum class Use { read, written };
+
+// A matrix argument. `chunked` rows are cut into chunks of 16 bytes.
+struct Matrix {
+    const char *name;
+    const float *values;
+    int64_t rows, columns;
+    Use use = Use::read;
+    bool chunked = false;
+
+    uintptr_t begin() const { return reinterpret_cast<uintptr_t>(values); }
+    uintptr_t end() const { return begin() + static_cast<uintptr_t>(rows * columns) * sizeof(float); }
+    bool overlaps(const Matrix &other) const { return begin() < other.end() && other.begin() < end(); }
+};
+
+int32_t check_matrix(const Matrix &matrix) {
+    // More than a process can address: sizes in bytes stay far from overflow.
+    constexpr int64_t kMost = int64_t{1} << 45;
+    int64_t count;
+    if (__builtin_mul_overflow(matrix.rows, matrix.columns, &count) || count > kMost) {
+        return fail(DET_LINEAR_BAD_ARGUMENT, "%s would have more elements than fit in memory", matrix.name);
+    }
+    if (matrix.values == nullptr) return fail(DET_LINEAR_BAD_ARGUMENT, "%s is null", matrix.name);
+    const unsigned alignment = matrix.chunked ? 16 : alignof(float);
+    if (matrix.begin() % alignment != 0) {
+        return fail(DET_LINEAR_BAD_ARGUMENT, "%s is not aligned to %u bytes", matrix.name, alignment);
+    }
+    return DET_LINEAR_OK;
+}
+
+int32_t check_size(const char *name, int64_t size, int64_t multiple = 1) {
+    if (size <= 0) return fail(DET_LINEAR_BAD_ARGUMENT, "%s is %lld; it must be positive", name, (long long)size);
+    if (size % multiple == 0) return DET_LINEAR_OK;
+    return fail(DET_LINEAR_BAD_ARGUMENT, "%s is %lld; it must be a multiple of %lld", name, (long long)size,
+                (long long)multiple);
+}
+
+int32_t check_sizes(int64_t t, int64_t n) {
+    const int32_t code = check_size("T", t);
+    return code ? code : check_size("N", n);
+}
+
+int32_t check_sizes(int64_t t, int64_t n, int64_t k) {
+    const int32_t code = check_sizes(t, n);
+    return code ? code : check_size("K", k, 4);
+}
+
+int32_t check_where(int32_t threads, const void *stream) {
+    if (threads < 1 || threads > det::kMostThreads) {
+        return fail(DET_LINEAR_BAD_ARGUMENT, "threads is %d; it must be between 1 and %d", threads, det::kMostThreads);
+    }
+    if (stream != nullptr) return fail(DET_LINEAR_BAD_ARGUMENT, "stream is given; on a CPU it must be null");
+    return DET_LINEAR_OK;
+}
+
+template <size_t kCount>
+int32_t check(const Matrix (&matrices)[kCount], int32_t threads, const void *stream) {
+    for (const Matrix &matrix : matrices) {
+        if (const int32_t code = check_matrix(matrix)) return code;
+    }
+    for (const Matrix &one : matrices) {
+        for (const Matrix &other : matrices) {
+            if (&one != &other && one.use == Use::written && one.overlaps(other)) {
+                return fail(DET_LINEAR_BAD_ARGUMENT, "%s is written and overlaps %s", one.name, other.name);
+            }
+        }
+    }
+    return check_where(threads, stream);
+}
+
+}  // namespace
+
+const char *det_linear_contract(void) { return "h3-det-linear-v1"; }
+
+int32_t det_linear_abi_version(void) { return DET_LINEAR_ABI_VERSION; }
+
+const char *det_linear_device(void) { return "cpu"; }
+
+const char *det_linear_unavailable(void) { return det::missing_instructions(); }
+
+const char *det_linear_last_error(void) { return last_error; }
+
+int32_t det_linear_forward(const float *x, const float *w, const float *bias, float *y, float *pre, int64_t t,
+                           int64_t n, int64_t k, int32_t activation, int32_t threads, void *stream) {
+    if (const int32_t code = check_sizes(t, n, k)) return code;
+    const Matrix given_x{"x", x, t, k, Use::read, true}, given_w{"w", w, n, k, Use::read, true};
+    const Matrix given_bias{"bias", bias, 1, n}, given_y{"y", y, t, n, Use::written};
+    if (activation == DET_LINEAR_ACTIVATION_NONE) {
+        if (pre != nullptr) return fail(DET_LINEAR_BAD_ARGUMENT, "pre is given, but there is no activation");
+        if (const int32_t code = check({given_x, given_w, given_bias, given_y}, threads, stream)) return code;
+        return answer(det::forward(x, w, bias, y, t, n, k, threads));
+    }
+    if (activation != DET_LINEAR_ACTIVATION_SILU) {
+        return fail(DET_LINEAR_BAD_ARGUMENT, "activation is %d; it must be 0 (none) or 1 (SiLU)", activation);
+    }
+    const Matrix given_pre{"pre", pre, t, n, Use::written};
+    if (const int32_t code = check({given_x, given_w, given_bias, given_y, given_pre}, threads, stream)) return code;
+    const det::Status status = det::forward(x, w, bias, pre, t, n, k, threads);
+    return answer(status == det::Status::ok ? det::silu(pre, y, t * n, threads) : status);
+}
+
+int32_t det_linear_input_gradient(const float *g, const float *w, float *dx, int64_t t, int64_t n, int64_t k,
+                                  int32_t threads, void *stream) {
+    if (const int32_t code = check_sizes(t, n, k)) return code;
+    const Matrix matrices[] = {
+        {"g", g, t, n}, {"w", w, n, k, Use::read, true}, {"dx", dx, t, k, Use::written, true}};
+    if (const int32_t code = check(matrices, threads, stream)) return code;
+    return answer(det::input_gradient(g, w, dx, t, n, k, threads));
+}
+
+int32_t det_linear_weight_gradient(const float *g, const float *x, float *dw, int64_t t, int64_t n, int64_t k,
+                                   int32_t threads, void *stream) {
+    if (const int32_t code = check_sizes(t, n, k)) return code;
+    const Matrix matrices[] = {
+        {"g", g, t, n}, {"x", x, t, k, Use::read, true}, {"dw", dw, n, k, Use::written, true}};
+    if (const int32_t code = check(matrices, threads, stream)) return code;
+    return answer(det::weight_gradient(g, x, dw, t, n, k, threads));
+}
+
+int32_t det_linear_bias_gradient(const float *g, float *db, int64_t t, int64_t n, int32_t threads, void *stream) {
+    if (const int32_t code = check_sizes(t, n)) return code;
+    const Matrix matrices[] = {{"g", g, t, n}, {"db", db, 1, n, Use::written}};
+    if (const int32_t code = check(matrices, threads, stream)) return code;
+    return answer(det::bias_gradient(g, db, t, n, threads));
+}
+
+int32_t det_linear_silu_backward(const float *g, const float *z, float *dz, int64_t t, int64_t n, int32_t threads,
+                                 void *stream) {
+    if (const int32_t code = check_sizes(t, n)) return code;
+    const Matrix matrices[] = {{"g", g, t, n}, {"z", z, t, n}, {"dz", dz, t, n, Use::written}};
+    if (const int32_t code = check(matrices, threads, stream)) return code;
+    return answer(det::silu_backward(g, z, dz, t * n, threads));
+}
+
+int32_t det_linear_expf(const float *x, float *y, int64_t count, int32_t threads, void *stream) {
+    if (const int32_t code = check_size("count", count)) return code;
+    const Matrix matrices[] = {{"x", x, 1, count}, {"y", y, 1, count, Use::written}};
+    if (const int32_t code = check(matrices, threads, stream)) return code;
+    return answer(det::expf(x, y, count, threads));
+}
