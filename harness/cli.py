@@ -42,6 +42,7 @@ from harness.plan import IsolationName, Plan, Selection
 from harness.progress import Progress
 from harness.workspace import REPOSITORY, Workspace, default_cache
 
+BAD_INPUT = BadInput.exit_code
 _INTERRUPTED = 130
 
 

@@ -34,7 +34,7 @@ def run(request: Request, tmp_path: Path, seconds: float = 60) -> tuple[engine.E
 
 
 def running() -> set[str]:
-    return {made.name for made in engine.client().containers.list(filters={"label": f"{engine.LABEL}=test"})}
+    return {str(made.name) for made in engine.client().containers.list(filters={"label": f"{engine.LABEL}=test"})}
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 10) -> bool:

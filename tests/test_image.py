@@ -65,7 +65,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         yield made
     if engine.answers():
         for left in engine.client().images.list("bitmatrix/test-probe"):
-            engine.client().images.remove(left.id, force=True)
+            engine.client().images.remove(str(left.id), force=True)
 
 
 def inside(name: str, *command: str) -> str:

@@ -34,8 +34,6 @@ inline Vector load(const float *from) {
     return result;
 }
 
-inline void store(float *to, Vector value) { std::memcpy(to, &value, sizeof value); }
-
 inline Vector fma(Vector a, Vector b, Vector c) {
 #if defined(__clang__)
     return __builtin_elementwise_fma(a, b, c);
