@@ -1,4 +1,4 @@
-"""A cell in a container against the same cell as a plain process of the same lock: at most 1.1 times, start included."""
+"""A cell in a container against the same cell as a plain process of its lock: at most 1.1 times, start included."""
 
 from __future__ import annotations
 

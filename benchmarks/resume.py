@@ -28,8 +28,8 @@ def measure(*, repeats: int) -> bool:
             return False
     taken = statistics.median(whole) - statistics.median(started)
     print(
-        f"resume: {statistics.median(whole):.2f} s, nox alone {statistics.median(started):.2f} s (medians of {repeats}): "
-        f"{taken:.2f} s (promised {PROMISED_SECONDS} s)"
+        f"resume: {statistics.median(whole):.2f} s, nox alone {statistics.median(started):.2f} s "
+        f"(medians of {repeats}): {taken:.2f} s (promised {PROMISED_SECONDS} s)"
     )
     return taken <= PROMISED_SECONDS
 

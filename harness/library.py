@@ -125,6 +125,7 @@ def build(out: Path, op_folder: Path, environment: Environment) -> Library:
             }
             write_json(temporary / "build.json", facts)
             temporary.rename(folder)
+        log.unlink(missing_ok=True)  # a log that stays is a failure's
     library = find(out, op_folder, compiler)
     assert library is not None
     return library

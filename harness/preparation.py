@@ -22,6 +22,7 @@ from harness.files import sha256_json, sha256_tree, sources
 from harness.library import Library
 from harness.matrix import Matrix
 from harness.plan import Cell, IsolationName, Plan
+from harness.process import reason_in
 from harness.runtime import Runtime
 from harness.workspace import Workspace
 
@@ -154,10 +155,12 @@ def _library(
         return Blocked(status="unavailable", reason=str(error))
     except BitmatrixError as error:
         return Blocked(status="failed", reason=str(error))
+    if found:
+        return found
     log = library.log_of(workspace.out, op_folder)
-    return found or Blocked(
-        status="failed", reason="the kernel isn't compiled: nox -s kernels", log=str(log) if log.is_file() else None
-    )
+    if log.is_file():
+        return Blocked(status="failed", reason=f"compiling the kernel failed: {reason_in(log)}", log=str(log))
+    return Blocked(status="not_run", reason="the kernel was never compiled here: nox -s kernels")
 
 
 def _matters(path: Path, cell: Cell) -> bool:

@@ -38,6 +38,6 @@ def reason_in(log: Path) -> str:
         stream.seek(0, 2)
         stream.seek(max(0, stream.tell() - _TAIL_BYTES))
         lines = [line.strip() for line in stream.read().decode(errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith(("ERROR", "error:", "E:", "fatal"))]
+    errors = [line for line in lines if line.startswith(("ERROR", "E:", "fatal")) or "error: " in line]
     text = " / ".join(errors[-2:] or lines[-1:] or ["it printed nothing"])
     return "".join(character if character.isprintable() else " " for character in text)[:400]

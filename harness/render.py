@@ -141,7 +141,7 @@ def _all_equal(case: Case) -> bool:
 
 
 def _same(report: Report) -> dict[str, list[list[str]]]:
-    """For each tensor, the groups of two and more cells whose bits are equal in every case."""
+    """For each tensor of which there are any, the groups of cells whose bits are equal in every case."""
     if report.bitmatrix is None:
         return {}
     histories: dict[str, dict[str, list[str]]] = {}
@@ -155,4 +155,4 @@ def _same(report: Report) -> dict[str, list[list[str]]]:
         for cell, digests in history.items():
             groups.setdefault(tuple(digests), []).append(cell)
         found[tensor.replace("grads.", "d ")] = [group for group in groups.values() if len(group) > 1]
-    return found
+    return {tensor: groups for tensor, groups in found.items() if groups}

@@ -179,7 +179,9 @@ def _cell(preparation: Preparation, cell: Cell) -> tuple[RunCell, Path | None]:
 def _fate(preparation: Preparation, cell: Cell) -> _Fate:
     ready = preparation.resolve(cell)
     if isinstance(ready, Blocked):
-        return _Fate(ready.status, ready.reason, log=ready.log)
+        # Relative to the run's folder, as every path of a report: a run may be looked at elsewhere.
+        log = None if ready.log is None else os.path.relpath(ready.log, preparation.workspace.out / "run")
+        return _Fate(ready.status, ready.reason, log=log)
     try:
         found = run.settled(preparation, ready.key)
     except BitmatrixError as error:

@@ -119,10 +119,11 @@ def opened(path: Path) -> Iterator[FileIO]:
     except OSError as error:
         what = "is a symbolic link" if path.is_symlink() else f"can't be read ({error.strerror})"
         raise BitmatrixError(f"{path}: {what}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise BitmatrixError(f"{path}: is no regular file")
     # Unbuffered: blocks go straight into the caller's memory.
     with FileIO(descriptor, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise BitmatrixError(f"{path}: is no regular file")
         yield stream
 
 

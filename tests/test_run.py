@@ -372,7 +372,7 @@ def test_a_stack_that_cannot_be_built_does_not_keep_the_others_from_the_table(tm
     assert found["good"][0] == "done"
     assert found["other"][0] == "failed"
     assert "stack broken: fetching the lock's packages failed" in found["other"][1]
-    assert Path(report(project)["bitmatrix"]["cells"]["other"]["log"]).is_file()
+    assert (project.latest() / report(project)["bitmatrix"]["cells"]["other"]["log"]).is_file()
 
 
 @docker
