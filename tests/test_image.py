@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
+import socket
 import subprocess
 import tarfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -199,6 +202,46 @@ def test_the_base_is_made_once_and_known_by_its_packages(base_image: BaseImage, 
     declared = matrix.load(REPOSITORY / "matrix.yaml", REPOSITORY / "kernels").bases["debian12"]
     assert base.ensure("debian12", declared, cache=tmp_path, log=tmp_path / "log") == base_image
     assert len(base_image.identity) == 64
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[str]:
+    """A real image registry on the loopback interface; gives its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"localhost:{probe.getsockname()[1]}"
+    configuration = tmp_path / "registry.yml"
+    storage = f"storage: {{filesystem: {{rootdirectory: {tmp_path}/registry}}}}"
+    configuration.write_text(f"version: 0.1\n{storage}\nhttp: {{addr: '{address}'}}\n")
+    with (tmp_path / "registry.log").open("wb") as log:
+        process = subprocess.Popen(["docker-registry", "serve", configuration], stdout=log, stderr=log)
+    try:
+        while socket.socket().connect_ex(("localhost", int(address.rpartition(":")[2]))):
+            assert process.poll() is None, (tmp_path / "registry.log").read_text()
+            time.sleep(0.1)
+        yield address
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@pytest.mark.docker
+@pytest.mark.skipif(shutil.which("docker-registry") is None, reason="needs Debian's docker-registry to pull from")
+def test_a_base_is_pulled_by_digest(base_image: BaseImage, registry: str, tmp_path: Path) -> None:
+    name = f"{registry}/base"
+    client = engine.client()
+    client.images.get(base_image.name).tag(name, "test")
+    pushed = [json.loads(line) for line in client.images.push(name, "test").splitlines()]
+    digest = next(line["aux"]["Digest"] for line in pushed if "aux" in line)
+    client.images.remove(f"{name}:test")
+    assert engine.find_image(f"{name}@{digest}") is None
+    declared = Base(python="3.11", image=f"{name}@{digest}")
+    try:
+        made = base.ensure("pulled", declared, cache=tmp_path, log=tmp_path / "log")
+        assert made.identity == f"{name}@{digest}"
+        assert made.image_id == base_image.image_id
+    finally:
+        client.images.remove(f"{name}@{digest}")
 
 
 @pytest.mark.docker

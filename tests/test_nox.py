@@ -120,7 +120,7 @@ def test_ctrl_c_through_nox_leaves_no_container_and_loses_nothing(tmp_path: Path
         start_new_session=True,
     )
     deadline = time.monotonic() + 120
-    filters = {"label": f"{engine.LABEL}.cell=waits"}
+    filters: dict[str, str | list[str] | bool] = {"label": f"{engine.LABEL}.cell=waits"}
     while not engine.client().containers.list(filters=filters):
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -5,7 +5,7 @@
 //         tests/native/expf_exhaustive.cpp -o expf_exhaustive -ldl -lpthread
 //     ./expf_exhaustive LIBRARY [THREADS]
 //
-// Takes two minutes on two cores. Exits 0 when every float agrees. Needs a long double of at least 64 bits precision.
+// Takes about five minutes on two cores. Exits 0 when every float agrees. Needs a long double of at least 64 bits precision.
 #include <dlfcn.h>
 
 #include <algorithm>

@@ -6,7 +6,7 @@
 
 namespace det {
 
-// exp in double, with an error below 1.0 ulp for every float whose exponential is neither infinite nor zero as a float.
+// exp in double, with an error below 1.0 ulp (0.87 found) for every float whose exponential is neither infinite nor zero as a float.
 //   0.50  the last fma
 //   0.21  the rounding of the polynomial before it, times |r| <= 0.35
 //   0.21  the rounding of r: 2^-55 absolute, against results of at least 0.70
@@ -56,7 +56,7 @@ inline double exp_double(float x) {
 
 // The float nearest to exp(x), ties to even, subnormal results and overflow included; exp(NaN) is NaN.
 //
-// The double is rounded once. No float's exponential but exp(0) comes nearer than 1.27 double ulp to a number halfway
+// The double is rounded once. No float's exponential but exp(0) comes nearer than 1.26 double ulp to a number halfway
 // between two floats, so the double's error can't change the result. tests/native/expf_exhaustive.cpp measures
 // both figures over every float.
 inline float exp_float(float x) { return static_cast<float>(exp_double(x)); }
