@@ -6,13 +6,13 @@ Each is one purpose and a call into `python -m harness`. Options after `--` go t
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import Any
 
 import nox
 import yaml
-from nox.command import CommandFailed
 
 nox.needs_version = ">=2026.8.17"
 nox.options.default_venv_backend = "none"
@@ -20,7 +20,11 @@ nox.options.sessions = ["matrix"]
 nox.options.error_on_missing_interpreters = True
 
 ROOT = Path(__file__).parent
-CLEANUP_SECONDS = 15  # what a run may take to remove its containers after Ctrl-C; nox's own half second is too short
+# nox shows what any library logs, down to each request to the engine.
+for library in ("docker", "urllib3"):
+    logging.getLogger(library).setLevel(logging.WARNING)
+
+BAD_INPUT, INTERRUPTED = 2, 130  # exit codes of the harness
 
 
 Tree = dict[str, Any]
@@ -59,32 +63,38 @@ def running(device: Tree) -> list[str]:
     return [name for name in stacks(device) if name in used]
 
 
-def harness(session: nox.Session, *arguments: str) -> None:
-    """Run `python -m harness` with the session's options. Raises CommandFailed when it doesn't exit with 0."""
-    session.run(
-        sys.executable,
-        "-m",
-        "harness",
-        *arguments,
-        *session.posargs,
-        external=True,
-        log=False,
-        interrupt_timeout=CLEANUP_SECONDS,
-        terminate_timeout=CLEANUP_SECONDS,
-    )
+def harness(session: nox.Session, *arguments: str) -> int:
+    """What `python -m harness` does with these arguments and the session's options; its exit code.
+
+    In nox's own process: seven sessions with nothing to do would take longer to start Python than to look.
+    """
+    try:
+        from harness.cli import main
+    except ImportError as error:
+        session.error(f"{error}; install the harness beside nox: {sys.executable} -m pip install -e '.[nox]'")
+    try:
+        code = main([*arguments, *session.posargs])
+    except SystemExit as ended:  # the options are not ours; it said so
+        code = BAD_INPUT if ended.code else 0
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
+    return code
+
+
+def alone(session: nox.Session, *arguments: str) -> None:
+    """A step whose failure is the session's."""
+    code = harness(session, *arguments)
+    if code:
+        session.error("bad input, nothing was run" if code == BAD_INPUT else "not complete; what is above says why")
 
 
 def contained(session: nox.Session, *arguments: str) -> None:
-    """As `harness`, but a failure is this session's alone: it is skipped, and those after it go on.
-
-    What failed is on record, and the table shows it. Bad input (exit code 2) does end the whole.
-    """
-    try:
-        harness(session, *arguments)
-    except CommandFailed as failed:
-        if "code 2" in str(failed.reason):
-            raise
-        session.skip(f"not complete, the table will say why ({failed.reason})")
+    """A step whose failure must not keep the sessions after it: it is on record, and the table shows it."""
+    code = harness(session, *arguments)
+    if code == BAD_INPUT:
+        session.error("bad input, nothing was run")
+    if code:
+        session.skip("not complete; the table will say why")
 
 
 # One image and one run session a stack. They are registered one by one because `requires` on a parametrised session
@@ -128,25 +138,25 @@ for name in dict.fromkeys(name for device in MATRIX.values() for name in running
 @nox.session(default=False)
 def plan(session: nox.Session) -> None:
     """Print which cells would run, where and in which environment; runs nothing."""
-    harness(session, "plan")
+    alone(session, "plan")
 
 
 @nox.session(default=False)
 def inputs(session: nox.Session) -> None:
     """Make the inputs and hold them against the digests that the repository pins."""
-    harness(session, "inputs")
+    alone(session, "inputs")
 
 
 @nox.session(default=False)
 def lock(session: nox.Session) -> None:
     """Resolve the stacks' locks again and show what changes, by package. -- --stack NAME for one."""
-    harness(session, "lock")
+    alone(session, "lock")
 
 
 @nox.session(default=False)
 def clean(session: nox.Session) -> None:
     """Remove old runs and what no run needs. -- --keep N, --images, --all."""
-    harness(session, "clean")
+    alone(session, "clean")
 
 
 # Upkeep --------------------------------------------------------------------------------------------------------------
@@ -171,7 +181,7 @@ def lint(session: nox.Session) -> None:
 @nox.session(default=False)
 def schema(session: nox.Session) -> None:
     """Write docs/matrix.schema.json, which gives editors completion, from the model."""
-    harness(session, "schema", "--write", "docs/matrix.schema.json")
+    alone(session, "schema", "--write", "docs/matrix.schema.json")
 
 
 @nox.session(venv_backend="virtualenv", reuse_venv=True, default=False)
@@ -193,10 +203,10 @@ def project(session: nox.Session, *groups: str) -> None:
 @nox.session(default=False)
 def collect(session: nox.Session) -> None:
     """Compare what is there and write report.json and report.md; runs no cell. -- RUN for an older run."""
-    harness(session, "collect")
+    alone(session, "collect")
 
 
-@nox.session(requires=[f"run-{name}" for name in running(DEVICE)])
+@nox.session(requires=["plan", *(f"run-{name}" for name in running(DEVICE))])
 def matrix(session: nox.Session) -> None:
     """Build every stack, run every cell, compare bit for bit and print the table."""
-    harness(session, "collect" if running(DEVICE) else "matrix")
+    alone(session, "collect" if running(DEVICE) else "matrix")

@@ -106,6 +106,9 @@ def _root_filesystem(recipe: Debootstrap, cache: Path, log: Path) -> Iterator[Pa
         )
         yield folder / "root"
     finally:
+        # An interrupted debootstrap leaves these mounted; removing through a mount would reach the host's own.
+        for mounted in ("proc", "sys"):
+            subprocess.run(["umount", "--lazy", str(folder / "root" / mounted)], capture_output=True, check=False)
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -167,6 +167,8 @@ def _restrictions(limits: Limits) -> dict[str, Any]:
         "pids_limit": limits.processes,
         "shm_size": _SHM_BYTES,
         "working_dir": _SCRATCH,
+        # The engine keeps its own copy of what is printed, until the container is removed.
+        "log_config": types.LogConfig(type="json-file", config={"max-size": "32m", "max-file": "2"}),
     }
 
 

@@ -74,9 +74,9 @@ def silu(v: Array) -> Array:
 
 def silu_backward(g: Array, z: Array) -> Array:
     """`g * (s * (1 + z * (1 - s)))` with `s = 1 / (1 + expf(-z))`, every operation rounded."""
-    one = np.float32(1)
+    one = np.ones_like(z)
     with np.errstate(all="ignore"):
-        s = one / (one + expf(-z))
+        s: Array = one / (one + expf(-z))
         return g * (s * (one + z * (one - s)))
 
 

@@ -158,13 +158,13 @@ def _empty(*shape: int) -> Array:
     return np.empty(shape, dtype=np.float32)
 
 
-def _shape(name: str, array: Array, dimensions: int) -> tuple[int, ...]:
+def _shape(name: str, array: Any, dimensions: int) -> tuple[int, ...]:
     if not isinstance(array, np.ndarray) or array.ndim != dimensions:
         raise ValueError(f"{name} must be a NumPy array of {dimensions} dimension(s)")
-    return array.shape
+    return tuple(array.shape)
 
 
-def _check(**arrays: tuple[Array, tuple[int, ...]]) -> None:
+def _check(**arrays: tuple[Any, tuple[int, ...]]) -> None:
     """Raise ValueError unless every array is a non-empty float32 array in C order with the shape beside it."""
     for name, (array, shape) in arrays.items():
         if not isinstance(array, np.ndarray) or array.dtype != np.dtype("=f4"):

@@ -1,6 +1,6 @@
 // The C ABI: arguments are checked here, before anything is computed, and errors are put in words.
-#include <cstdarg>
-#include <cstdio>
+#include <stdarg.h>
+#include <stdio.h>
 
 #include "det_linear.h"
 #include "elementwise.h"
@@ -16,7 +16,7 @@ thread_local char last_error[160] = "";
 __attribute__((format(printf, 2, 3))) int32_t fail(int32_t code, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    std::vsnprintf(last_error, sizeof last_error, format, arguments);
+    vsnprintf(last_error, sizeof last_error, format, arguments);
     va_end(arguments);
     return code;
 }

@@ -1,8 +1,8 @@
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <cstdlib>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
 
 namespace det {
 
@@ -16,7 +16,7 @@ public:
         const size_t bytes = static_cast<size_t>(count) * sizeof(Value);
         if (posix_memalign(&memory, kCacheLine, bytes) == 0) values_ = static_cast<Value *>(memory);
     }
-    ~Buffer() { std::free(values_); }
+    ~Buffer() { free(values_); }
     Buffer(const Buffer &) = delete;
     Buffer &operator=(const Buffer &) = delete;
 

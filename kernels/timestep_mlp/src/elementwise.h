@@ -1,7 +1,7 @@
 // What works on each element or column by itself.
 #pragma once
 
-#include <cstdint>
+#include <stdint.h>
 
 #include "status.h"
 

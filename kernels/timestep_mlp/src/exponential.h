@@ -1,8 +1,8 @@
 // exp for float32, correctly rounded, and the SiLU that is made of it. Nothing here is a libm's.
 #pragma once
 
-#include <cstdint>
-#include <cstring>
+#include <stdint.h>
+#include <string.h>
 
 namespace det {
 
@@ -47,10 +47,10 @@ inline double exp_double(float x) {
 
     // 2^k lies well inside double's range, so the product is exact.
     uint64_t bits;
-    std::memcpy(&bits, &shifted, sizeof bits);
+    memcpy(&bits, &shifted, sizeof bits);
     bits = (bits + 1023) << 52;
     double scale;
-    std::memcpy(&scale, &bits, sizeof scale);
+    memcpy(&scale, &bits, sizeof scale);
     return p * scale;
 }
 

@@ -1,7 +1,7 @@
 // The floating-point mode that the contract is written for: round to nearest, subnormal numbers, no traps.
 #pragma once
 
-#include <cstdint>
+#include <stdint.h>
 
 namespace det {
 

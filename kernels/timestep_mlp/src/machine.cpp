@@ -3,7 +3,7 @@
 // functions for which the compiler may not use what is being asked for.
 #include "machine.h"
 
-#include <cstdint>
+#include <stdint.h>
 
 namespace det {
 

@@ -6,7 +6,7 @@
 // are packed as zeros and never stored.
 #include "matmul.h"
 
-#include <cstring>
+#include <string.h>
 
 #include "buffer.h"
 #include "order.h"
@@ -30,7 +30,7 @@ using Vector = float __attribute__((vector_size(kVector * sizeof(float))));
 
 inline Vector load(const float *from) {
     Vector result;
-    std::memcpy(&result, from, sizeof result);
+    memcpy(&result, from, sizeof result);
     return result;
 }
 
@@ -68,9 +68,9 @@ struct Output {
 struct Tile {
     Vector sum[kTileRows][2];
 
-    void clear() { std::memset(sum, 0, sizeof sum); }
-    void load_from(const float *memory) { std::memcpy(sum, memory, sizeof sum); }
-    void store_to(float *memory) const { std::memcpy(memory, sum, sizeof sum); }
+    void clear() { memset(sum, 0, sizeof sum); }
+    void load_from(const float *memory) { memcpy(sum, memory, sizeof sum); }
+    void store_to(float *memory) const { memcpy(memory, sum, sizeof sum); }
 
     void add(const float *memory) {
         for (int64_t i = 0; i < kTileRows; ++i) {
@@ -96,7 +96,7 @@ void pack(const Operand &operand, const Order &order, int64_t tile, float *packe
     const int64_t width = smaller(kWidth, operand.count - tile * kWidth);
     const float *first = operand.values + tile * kWidth * operand.output_stride;
     float *out = packed + tile * kWidth * order.terms();
-    if (width < kWidth) std::memset(out, 0, sizeof(float) * kWidth * order.terms());
+    if (width < kWidth) memset(out, 0, sizeof(float) * kWidth * order.terms());
     for (int64_t term = 0; term < order.terms(); ++term) {
         const float *from = first + term * operand.term_stride;
         float *to = out + order.place(term) * kWidth;
@@ -184,9 +184,9 @@ private:
     }
 
     void fetch(int64_t i, int64_t j, float *memory) const {
-        std::memset(memory, 0, sizeof(float) * kTile);
+        memset(memory, 0, sizeof(float) * kTile);
         each_row(i, j, [=](const float *out, int64_t row, int64_t, int64_t columns) {
-            std::memcpy(memory + row * kTileColumns, out, sizeof(float) * columns);
+            memcpy(memory + row * kTileColumns, out, sizeof(float) * columns);
         });
     }
 

@@ -1,7 +1,7 @@
 // The three matrix products of a linear layer, each in the contract's order of summation.
 #pragma once
 
-#include <cstdint>
+#include <stdint.h>
 
 #include "status.h"
 

@@ -1,7 +1,7 @@
 // An order of summation as data: which term comes when, where partial sums end, and how they make the whole.
 #pragma once
 
-#include <cstdint>
+#include <stdint.h>
 
 #include "buffer.h"
 

@@ -1,7 +1,7 @@
 // Fork and join over a static partition of independent work.
 #pragma once
 
-#include <cstdint>
+#include <stdint.h>
 
 #include "status.h"
 
