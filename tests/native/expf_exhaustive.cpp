@@ -5,7 +5,7 @@
 //         tests/native/expf_exhaustive.cpp -o expf_exhaustive -ldl -lpthread
 //     ./expf_exhaustive LIBRARY [THREADS]
 //
-// Takes about five minutes on two cores. Exits 0 when every float agrees. Needs a long double of at least 64 bits precision.
+// Takes about five minutes on two cores and exits with 0 when every float agrees.
 #include <dlfcn.h>
 
 #include <algorithm>

@@ -1,9 +1,9 @@
-// One blocked multiplication serves all three products: out[i, j] = sum over r of a[i, r] * b[j, r], in a given order.
+// One blocked multiplication serves all three products: out[i, j] = the sum of a[i, r] b[j, r] over r, in an order.
 //
-// The terms of both operands are packed in the order in which they are summed. A tile of 6 x 16 outputs then runs through
-// a segment of the order with its sums in registers, one fma a term and output; whatever an order does between segments
-// happens to whole tiles. No output's arithmetic depends on the tile it is in: a tile's missing rows and columns
-// are packed as zeros and never stored.
+// The terms of both operands are packed as they are summed, one after the other. A tile of 6 x 16 outputs then runs
+// through a segment of the order with its sums in registers, one fma a term and output; what an order does between
+// segments happens to whole tiles. No output's arithmetic depends on the tile it is in: rows and columns that a tile
+// lacks are packed as zeros and never stored.
 #include "matmul.h"
 
 #include <string.h>
@@ -114,7 +114,8 @@ public:
 
     Status compute() {
         if (!order_.valid() || !packed_a_.valid() || !packed_b_.valid() || !sums_.valid()) return Status::no_memory;
-        const Status packed = parallel(row_tiles_ + column_tiles_, threads_, [this](int32_t, int64_t begin, int64_t end) {
+        const int64_t tiles = row_tiles_ + column_tiles_;
+        const Status packed = parallel(tiles, threads_, [this](int32_t, int64_t begin, int64_t end) {
             for (int64_t i = begin; i < end; ++i) {
                 if (i < row_tiles_) {
                     pack<kTileRows>(a_, order_, i, packed_a_.data());
