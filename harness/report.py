@@ -1,7 +1,7 @@
 """report.json: the published format (`h3_bitwise_reuse`), with everything more under one key of our own.
 
 Loading a published report and writing it again gives the same bytes; what a newer writer put beside the known keys is
-kept.
+kept, in its place.
 """
 
 from __future__ import annotations
@@ -9,9 +9,20 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    ValidationInfo,
+    model_serializer,
+    model_validator,
+)
 
 from harness.capture import Status
 from harness.errors import BadInput
@@ -22,14 +33,41 @@ FORMAT: Literal[1] = 1
 
 VERSUS = "vs "
 _LARGEST_BYTES = 256 << 20
+_DEEPEST = 64
+"""Levels; a report has 7. Python's own limit is another in each version, and not the same for reading and writing."""
+
+_READING = "reading"
+"""The validation context of `load`. Elsewhere every level is closed, so that a misspelt key can't be published."""
 
 Count = Annotated[int, Field(ge=0)]
 
 
 class _Published(BaseModel):
-    """A level of the published format: keys that a newer writer adds are kept."""
+    """A level of the published format: what is read keeps the keys of a newer writer, and the order of all keys."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    _order: tuple[str, ...] = PrivateAttr(default=())
+    _foreign: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @classmethod
+    def _knows(cls, key: str) -> bool:
+        return key in cls.model_fields
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _read(cls, data: Any, read: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
+        if info.context != _READING or not isinstance(data, dict):
+            return read(data)
+        model = read({key: value for key, value in data.items() if cls._knows(key)})
+        model._order = tuple(data)
+        model._foreign = {key: value for key, value in data.items() if not cls._knows(key)}
+        return model
+
+    @model_serializer(mode="wrap")
+    def _write(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values = {**write(self), **self._foreign}
+        return {**{key: values[key] for key in self._order}, **values}
 
 
 class _Own(BaseModel):
@@ -46,6 +84,12 @@ class Comparison(_Published):
     numel: Count
     max_abs: Annotated[float, Field(ge=0)] | None
 
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.differ > (0 if self.equal else self.numel):
+            raise ValueError(f"{self.differ} of {self.numel} elements differ, and equal is {str(self.equal).lower()}")
+        return self
+
 
 class Case(_Published):
     """One case: the outputs in the op's order, and each gradient by its input's name."""
@@ -54,13 +98,17 @@ class Case(_Published):
     grads: dict[str, Comparison]
 
 
-class CellResult(BaseModel):
+class CellResult(_Published):
     """One cell: what it is, and a `vs <reference>` section for each reference, case -> tensors."""
 
     model_config = ConfigDict(extra="allow", strict=True)
     __pydantic_extra__: dict[Annotated[str, Field(pattern="^vs .")], dict[str, Case]] = Field(init=False)
 
     source: str
+
+    @classmethod
+    def _knows(cls, key: str) -> bool:
+        return super()._knows(key) or (key.startswith(VERSUS) and key != VERSUS)
 
     @property
     def versus(self) -> dict[str, dict[str, Case]]:
@@ -149,8 +197,8 @@ class Details(_Own):
     """Cell -> case -> tensor -> SHA-256 of its bytes."""
     inputs: dict[str, str | dict[str, str]]
     inputs_pinned: bool
-    library: dict[str, Any] | None
-    """The kernel library: its digest, compiler and flags."""
+    library: dict[str, str | list[str]] | None
+    """The kernel library: its file name, digest, architecture, compiler and flags."""
     commit: str | None
     dirty: bool | None
 
@@ -173,7 +221,7 @@ def load(path: Path) -> Report:
     """Read a report, published or our own.
 
     Raises BadInput with the file, the place and what to do: no report, cut short, NaN or a number beyond double,
-    a name twice, a newer format.
+    a name twice, nested too deeply, a comparison that contradicts itself, a newer format.
     """
     try:
         with path.open("rb") as stream:
@@ -185,12 +233,13 @@ def load(path: Path) -> Report:
     data = _parse(path, content)
     _refuse_newer(path, data)
     try:
-        return Report.model_validate(data)
+        return Report.model_validate(data, context=_READING)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "document"
+        place = _printable(".".join(map(str, first["loc"]))) or "document"
+        problem = first["msg"].removeprefix("Value error, ")
         more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise BadInput(f"{path}: {place}: {first['msg']}{more}; this is not a report of this format") from error
+        raise BadInput(f"{path}: {place}: {problem}{more}; this is not a report of this format") from error
 
 
 def dumps(report: Report) -> str:
@@ -230,10 +279,11 @@ def _groups(labels: dict[str, str]) -> list[list[str]]:
 
 def _parse(path: Path, content: bytes) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        known = dict(pairs)
-        if len(known) != len(pairs):
-            twice = next(name for index, (name, _) in enumerate(pairs) if name in dict(pairs[:index]))
-            raise ValueError(f"the key {twice[:60]!r} stands twice in one object")
+        known: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in known:
+                raise ValueError(f"the key '{_printable(name[:60])}' stands twice in one object")
+            known[name] = value
         return known
 
     def finite(text: str) -> float:
@@ -242,11 +292,34 @@ def _parse(path: Path, content: bytes) -> Any:
             raise ValueError(f"{text[:40]} is no finite number")
         return number
 
+    too_deep = f"{path}: nested deeper than {_DEEPEST} levels; this is not a report of this format"
     try:
-        return json.loads(content, object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else error
-        raise BadInput(f"{path}: not valid JSON ({reason}); was it cut short? Get the file again") from error
+        data = json.loads(content, object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
+    except RecursionError as error:
+        raise BadInput(too_deep) from error
+    except ValueError as error:
+        raise BadInput(f"{path}: not valid JSON ({error}); was it cut short? Get the file again") from error
+    if _deeper(data, _DEEPEST):
+        raise BadInput(too_deep)
+    return data
+
+
+def _deeper(data: Any, levels: int) -> bool:
+    """Whether `data` nests deeper than `levels`; found level by level, so that no depth is too much for it."""
+    level = [data]
+    for _ in range(levels + 1):
+        level = [
+            child
+            for item in level
+            if isinstance(item, dict | list)
+            for child in (item.values() if isinstance(item, dict) else item)
+        ]
+    return bool(level)
+
+
+def _printable(text: str) -> str:
+    """A file's own words for a message: nothing in them moves a terminal's cursor."""
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _refuse_newer(path: Path, data: Any) -> None:

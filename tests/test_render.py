@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from harness import render, report
@@ -38,7 +38,7 @@ def held(name: str, text: str) -> None:
     assert text == path.read_text(), "look at the change; BITMATRIX_GOLDEN=write keeps it"
 
 
-def small(*, name: str = "other", reason: str = "it is so", narrowed: tuple[str, ...] = ()) -> Report:
+def small(*, name: str = "other", reason: str = "it is so", value: str = "1", narrowed: tuple[str, ...] = ()) -> Report:
     """A report with every status, a reference that is missing, and an equal, a differing and a non-finite tensor."""
 
     def case(out: Comparison) -> dict[str, Case]:
@@ -54,7 +54,13 @@ def small(*, name: str = "other", reason: str = "it is so", narrowed: tuple[str,
         fields |= {"mode": None, "stack": "torch", "required": True, "seconds": 1.25, "key": None, **more}
         return CellDetails.model_validate(fields)
 
-    digests = {"plain": {"4": {"out": "a", "grads.x": "b"}}, name: {"4": {"out": "a", "grads.x": "c"}}}
+    digests = {
+        "plain": {"4": {"out": "a", "grads.x": "b"}, "16": {"out": "d", "grads.x": "e"}},
+        name: {"4": {"out": "a", "grads.x": "c"}, "16": {"out": "f", "grads.x": "e"}},
+    }
+    absent = dict.fromkeys(
+        ("base", "image", "image_id", "lock", "lock_sha256", "python", "torch", "cuda", "cpu", "gpu", "driver")
+    )
     statuses = ("unavailable", "failed", "timed_out", "crashed", "not_run")
     cells = {"plain": cell("done"), name: cell("done", mode="fast", note=reason, overrides=["aten::mm (CPU)"])}
     cells |= {f"{status}_one": cell(status, log=f"{status}/log.txt", seconds=None) for status in statuses}
@@ -66,7 +72,7 @@ def small(*, name: str = "other", reason: str = "it is so", narrowed: tuple[str,
         tracked_tree_dirty=None,
         environment=Environment(
             gpu=None, capability=None, torch="2.13.0+cpu", cuda=None, python="3.11.2", tf32=False,
-            libraries={"torch": "2.13.0"}, mode_environment={"fast": {"A": "1"}},
+            libraries={"torch": "2.13.0"}, mode_environment={"fast": {"A": value}},
         ),
         cases=[4, 16],
         results={
@@ -83,17 +89,18 @@ def small(*, name: str = "other", reason: str = "it is so", narrowed: tuple[str,
                     image_id=f"sha256:{'1' * 64}",
                     lock="images/locks/x", lock_sha256="2" * 64, python="3.11.2", torch="2.13.0+cpu", cuda=None,
                     cpu="A CPU", gpu=None, driver=None, distributions={"torch": "2.13.0+cpu"},
-                )
+                ),
+                f"{name}_stack": StackDetails(status="unavailable", reason=reason, distributions={}, **absent),
             },
-            classes=report.classes(digests), digests=digests, inputs={}, inputs_pinned=True,
-            library={"sha256": "3" * 64, "compiler": "ziglang==1"}, commit="4" * 40, dirty=True,
+            classes=report.classes(digests), digests=digests,
+            inputs={"x": {"4": "5" * 64, "16": "6" * 64}, "w": "7" * 64}, inputs_pinned=True,
+            library={"sha256": "3" * 64, "compiler": value}, commit="4" * 40, dirty=True,
         ),
     )  # fmt: skip
 
 
 def test_the_published_report_renders_as_the_golden_file() -> None:
-    published = report.load(REPOSITORY / "baselines" / "b200_timestep_mlp.json")
-    held("b200_timestep_mlp.md", render.markdown(published))
+    held("b200_timestep_mlp.md", render.markdown(published()))
 
 
 def test_a_report_with_every_status_renders_as_the_golden_file() -> None:
@@ -123,12 +130,11 @@ hostile = st.text(
 )
 
 
-@given(name=hostile, reason=hostile)
+@given(name=hostile, reason=hostile, value=hostile)
 @settings(max_examples=150, deadline=None)
-def test_no_name_or_reason_breaks_a_table(name: str, reason: str) -> None:
-    if name in ("plain", "failed_one"):
-        return
-    text = render.markdown(small(name=name, reason=reason))
+def test_no_name_or_reason_breaks_a_table(name: str, reason: str, value: str) -> None:
+    assume(name not in small().bitmatrix.cells or name == "other")  # type: ignore[union-attr]
+    text = render.markdown(small(name=name, reason=reason, value=value))
     found = tables(text)
     assert [len(table) for table in found] == [len(table) for table in tables(render.markdown(small()))]
     for table in found:
@@ -142,6 +148,77 @@ def test_a_very_long_reason_is_cut_in_the_table_alone() -> None:
     assert "x" * 301 not in render.markdown(long)
     assert "…" in render.markdown(long)
     assert "x" * 5000 in report.dumps(long)
+
+
+def test_a_cut_text_shows_that_it_was_cut() -> None:
+    assert render.code("x" * 300) == f"`{'x' * 300}`"
+    assert render.code("x" * 301) == f"`{'x' * 299}…`"
+
+
+def published() -> Report:
+    return report.load(REPOSITORY / "baselines" / "b200_timestep_mlp.json")
+
+
+def row(text: str, section: str, cell: str, case: int) -> list[str]:
+    """The tensors' marks in one row of a table."""
+    table = text.split(f"## vs `{section}`")[1].split("\n## ")[0]
+    found = next(line for line in table.split("\n") if line.startswith(f"| `{cell}` | {case} |"))
+    return [mark.strip() for mark in found.split("|")[3:-1]]
+
+
+def test_a_difference_stands_under_its_own_tensor_though_another_is_missing() -> None:
+    whole, ragged = published(), published()
+    del ragged.results["rl_kernel"].versus["diffusers[plain]"]["4"].grads["w1"]
+    marks = row(render.markdown(whole), "diffusers[plain]", "rl_kernel", 4)
+    assert row(render.markdown(ragged), "diffusers[plain]", "rl_kernel", 4) == [*marks[:2], "absent", *marks[3:]]
+    assert row(render.markdown(ragged), "diffusers[plain]", "rl_kernel", 1) == row(
+        render.markdown(whole), "diffusers[plain]", "rl_kernel", 1
+    )
+
+
+@pytest.mark.parametrize("lost", ["case", "tensor"])
+def test_a_cell_is_not_called_equal_where_something_of_it_is_missing(lost: str) -> None:
+    made = small()
+    cases = made.results["other"].versus["plain"]
+    cases |= {case: Case(out=[EQUAL], grads={"x": EQUAL}) for case in ("4", "16")}
+    assert "every case: `other`" in render.markdown(made)
+    if lost == "case":
+        del cases["16"]
+    else:
+        del cases["16"].grads["x"]
+    assert "No cell is equal in every bit" in render.markdown(made)
+
+
+def test_a_cell_with_the_reference_bits_throughout_is_named_at_the_top() -> None:
+    made = small()
+    assert made.bitmatrix is not None
+    made.bitmatrix.digests["other"] = made.bitmatrix.digests["plain"]
+    made.bitmatrix.classes = report.classes(made.bitmatrix.digests)
+    text = render.markdown(made)
+    assert "`plain`, `other` return the same bits in every tensor and case." in text.split("## ")[0]
+    assert "- `plain`, `other`: every tensor in every case." in text
+
+
+def test_a_report_without_digests_names_the_cells_that_its_comparisons_prove_equal() -> None:
+    text = render.markdown(published())
+    assert (
+        "- `diffusers[plain]`, `diffusers[megatron_te_native]`: d x, d w1 (T = 4, 64, 2048), d b1 (T = 4, 64)" in text
+    )
+    # The two differ from both references by equal counts, which proves nothing about each other.
+    assert "`diffusers[megatron_triton]`, `diffusers[sglang]`: " not in text
+
+
+@pytest.mark.parametrize(("tf32", "word"), [(True, "on"), (False, "off"), (None, "unknown")])
+def test_tf32_is_off_only_where_that_is_known(tf32: bool | None, word: str) -> None:
+    made = published()
+    made.environment.tf32 = tf32
+    assert f"TF32 {word}" in render.markdown(made)
+
+
+def test_a_report_without_results_still_renders() -> None:
+    made = published()
+    made.results.clear()
+    assert "No two cells return the same bits in any tensor" in render.markdown(made)
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from harness import report
 from harness.errors import BadInput
+from harness.report import Comparison
 from harness.workspace import REPOSITORY
 
 PUBLISHED = REPOSITORY / "baselines" / "b200_timestep_mlp.json"
@@ -25,14 +27,25 @@ def test_the_published_report_is_written_back_byte_for_byte(tmp_path: Path) -> N
     assert list(loaded.results["rl_kernel"].versus) == ["diffusers[plain]"]
 
 
-def test_what_a_newer_writer_put_beside_the_published_keys_is_kept(tmp_path: Path) -> None:
-    data = json.loads(PUBLISHED.read_text())
-    data["later"] = {"x": [1]}
-    data["environment"]["later"] = 2
-    data["results"]["rl_kernel"]["vs diffusers[plain]"]["4"]["out"][0]["ulp"] = 3
+def test_what_a_newer_writer_put_at_any_published_level_is_kept_in_its_place(tmp_path: Path) -> None:
+    published = json.loads(PUBLISHED.read_text())
+    cell = published["results"]["rl_kernel"]
+    case = cell["vs diffusers[plain]"]["4"]
+    case["out"][0] = {"ulp": 3, **case["out"][0]}
+    cell["vs diffusers[plain]"]["4"] = {"latency": {"us": [1, 2.5]}, **case}
+    published["results"]["rl_kernel"] = {"licence": None, **cell, "later": "x"}
+    published["environment"] = {"driver": "1", **published["environment"]}
+    text = json.dumps({"first": [1], **published, "last": {"b": 1, "a": 2}}, indent=2)
     path = tmp_path / "newer.json"
-    path.write_text(json.dumps(data, indent=2))
-    assert json.loads(report.dumps(report.load(path))) == data
+    path.write_text(text)
+    loaded = report.load(path)
+    assert report.dumps(loaded) == text
+    assert list(loaded.results["rl_kernel"].versus) == ["diffusers[plain]"]
+
+
+def test_what_is_built_here_has_no_misspelt_key() -> None:
+    with pytest.raises(ValidationError, match="max_ulp"):
+        Comparison(equal=True, differ=0, numel=1, max_abs=0.0, max_ulp=0)  # type: ignore[call-arg]
 
 
 def edited(tmp_path: Path, old: str, new: str) -> Path:
@@ -55,7 +68,11 @@ def edited(tmp_path: Path, old: str, new: str) -> Path:
         ('"max_abs": 1.2069940567016602e-06', '"max_abs": Infinity', "Infinity is no finite number"),
         ('"max_abs": 1.2069940567016602e-06', '"max_abs": -1.0', "greater than or equal to 0"),
         ('"kind": ', '"kidn": ', "kind: Field required"),
-        ('"vs rl_kernel"', '"versus rl_kernel"', "results.diffusers[megatron_te_native]"),
+        ('"vs rl_kernel": {', '"vs rl_kernel": null, "x": {', "results.diffusers[megatron_te_native].vs rl_kernel"),
+        ('"differ": 10099', '"differ": 10753', "10753 of 10752 elements differ"),
+        ('"equal": false', '"equal": true', "4.out.0: 10099 of 10752 elements differ, and equal is true"),
+        ('"1": {', '"\\u001b[2J": 1, "1": {', "vs diffusers[plain].?[2J:"),
+        ('"op": ', '"\\u001b[2J": 1, "\\u001b[2J": 2, "op": ', "'?[2J' stands twice"),
         ('"op": "timestep_mlp"', '"op": "timestep_mlp", "op": "x"', "'op' stands twice"),
         ('"cases": [', '"cases": [0, ', "cases.0"),
         ('"numel": 2688', f'"numel": {"9" * 5000}', "not valid JSON"),
@@ -79,6 +96,18 @@ def test_what_is_no_whole_report_is_refused(tmp_path: Path, content: bytes) -> N
         report.load(path)
 
 
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
+def test_nesting_has_one_bound_whatever_the_interpreter_allows(tmp_path: Path, opening: str, closing: str) -> None:
+    path = tmp_path / "deep.json"
+    for depth, readable in ((63, True), (64, False), (900, False)):
+        path.write_text(f'{{"deep": {opening * depth}1{closing * depth}, {PUBLISHED.read_text()[1:]}')
+        if readable:
+            assert report.dumps(report.load(path))
+        else:
+            with pytest.raises(BadInput, match="nested deeper than 64 levels"):
+                report.load(path)
+
+
 def test_a_newer_format_says_to_update(tmp_path: Path) -> None:
     data = json.loads(PUBLISHED.read_text())
     data["bitmatrix"] = {"format": 2, "whatever": []}
@@ -87,6 +116,55 @@ def test_a_newer_format_says_to_update(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="is of format 2; this bitmatrix reads up to 1: update it"):
         report.load(path)
 
+
+# Whatever a report says, writing and reading it changes no byte -----------------------------------------------------
+
+words = st.text(max_size=8)
+maybe = st.none() | words
+counts = st.integers(0, 2**53)
+comparison = st.builds(
+    lambda differ, more, largest: Comparison(
+        equal=differ == 0, differ=differ, numel=differ + more, max_abs=largest
+    ),
+    st.just(0) | counts, counts, st.none() | st.floats(0, allow_nan=False, allow_infinity=False),
+)  # fmt: skip
+sections = st.dictionaries(
+    words.map(lambda name: f"vs x{name}"),
+    st.dictionaries(
+        words, st.builds(report.Case, out=st.lists(comparison, max_size=2),
+                         grads=st.dictionaries(words, comparison, max_size=2)), max_size=2),
+    max_size=2,
+)  # fmt: skip
+details = st.builds(
+    report.Details,
+    references=st.lists(words, max_size=2),
+    cells=st.dictionaries(
+        words,
+        st.builds(report.CellDetails, seconds=st.none() | st.floats(0, 1e9), overrides=st.lists(words, max_size=2)),
+        max_size=2,
+    ),
+    stacks=st.dictionaries(words, st.builds(report.StackDetails), max_size=1),
+)
+reports = st.builds(
+    report.Report,
+    environment=st.builds(report.Environment, capability=st.none() | st.lists(counts, min_size=2, max_size=2)),
+    cases=st.lists(st.integers(1, 65_536), max_size=4),
+    results=st.dictionaries(
+        words, st.builds(lambda source, found: report.CellResult(source=source, **found), words, sections), max_size=2
+    ),
+    bitmatrix=st.none() | details,
+)
+
+
+@given(built=reports)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_a_report_is_written_back_as_it_was_written(built: report.Report, tmp_path_factory: Any) -> None:
+    path = tmp_path_factory.mktemp("report", numbered=True) / "report.json"
+    report.write(path, built)
+    assert report.dumps(report.load(path)) == report.dumps(built) == path.read_text()
+
+
+# Classes -------------------------------------------------------------------------------------------------------------
 
 digest = st.sampled_from(["aa", "bb", "cc"])
 cells = st.dictionaries(
