@@ -244,6 +244,19 @@ def _stack(described: Run, cells: list[Collected], name: str) -> StackDetails:
     )
 
 
+def _findings(described: Run, cells: list[Collected], stack: str) -> list[str]:
+    """Pinned packages that a stack's processes saw in another version, or not at all."""
+    installed = _facts(cells, stack).get("distributions")
+    environment = (described.stacks.get(stack) or {}).get("environment") or {}
+    if not isinstance(installed, dict):
+        return []
+    return [
+        f"stack {stack}: {name} is {installed.get(name, 'not installed')}, its lock pins {version}"
+        for name, version in environment.get("pinned", {}).items()
+        if installed.get(name) != version
+    ]
+
+
 # Details -------------------------------------------------------------------------------------------------------------
 
 
@@ -273,6 +286,7 @@ def _details(described: Run, op: Op, cells: list[Collected]) -> Details:
         inputs=described.inputs,
         inputs_pinned=described.inputs_pinned,
         library=described.library,
+        findings=[finding for name in described.stacks for finding in _findings(described, cells, name)],
         commit=described.commit,
         dirty=described.dirty,
     )

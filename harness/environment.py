@@ -119,7 +119,7 @@ def _make(
 ) -> Environment:
     stack = matrix.device(device).stacks[name]
     if isolation == "host":
-        return _host(name)
+        return _host(workspace, matrix, device, name)
     pins = _lock(workspace, matrix, device, name, stack)
     python = matrix.bases[stack.base].python
     if isolation == "venv":
@@ -175,9 +175,20 @@ def _relative(path: Path, workspace: Workspace) -> str:
     return str(path.relative_to(workspace.root)) if path.is_relative_to(workspace.root) else str(path)
 
 
-def _host(name: str) -> Environment:
+def _host(workspace: Workspace, matrix: Matrix, device: DeviceName, name: str) -> Environment:
+    """This interpreter. What the lock would pin is kept beside it: the report names what differs."""
     identity = {"executable": sys.executable, "version": sys.version, "packages": venv.installed(Path(sys.executable))}
-    return Environment(stack=name, isolation="host", python=sys.executable, identity=sha256_json(identity))
+    path = lock_of(workspace, matrix, device, name)
+    pins = lock.read(path) if path.is_file() else None
+    return Environment(
+        stack=name,
+        isolation="host",
+        python=sys.executable,
+        identity=sha256_json(identity),
+        lock=_relative(path, workspace) if pins else None,
+        lock_sha256=pins.sha256 if pins else None,
+        pinned=pins.versions() if pins else {},
+    )
 
 
 def docker_needed(isolation: IsolationName) -> None:

@@ -84,7 +84,7 @@ def find(out: Path, op_folder: Path, compiler: str) -> Library | None:
 
 def compiler_of(environment: Environment) -> str:
     """`ziglang==0.17.1`: from the lock, or what this interpreter has. Raises Unavailable when it has none."""
-    if environment.pinned:
+    if environment.isolation != "host":
         return f"{COMPILER}=={environment.pinned[COMPILER]}"
     try:
         return f"{COMPILER}=={importlib.metadata.version(COMPILER)}"

@@ -199,6 +199,8 @@ class Details(_Own):
     inputs_pinned: bool
     library: dict[str, str | list[str]] | None
     """The kernel library: its file name, digest, architecture, compiler and flags."""
+    findings: list[str] = []
+    """Where what ran isn't what was pinned."""
     commit: str | None
     dirty: bool | None
 

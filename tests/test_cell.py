@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import importlib.util
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -545,11 +543,3 @@ def test_the_cell_s_half_imports_nothing_but_itself_numpy_and_the_standard_libra
 )
 def test_an_op_folder_imports_no_more_of_the_harness_than_the_op_s_vocabulary(path: Path) -> None:
     assert all(name.startswith("harness.cell.op.") for name in _imports(path) if name.startswith("harness"))
-
-
-def test_torch_behaves_in_a_cell_as_the_checks_expect() -> None:
-    python = os.environ.get("BITMATRIX_TORCH_PYTHON") or sys.executable
-    if python == sys.executable and importlib.util.find_spec("torch") is None:
-        pytest.skip("no torch here; BITMATRIX_TORCH_PYTHON can name an interpreter that has it")
-    path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
-    subprocess.run([python, "-P", "-B", "-m", "cell.torch_checks"], env={**os.environ, "PYTHONPATH": path}, check=True)

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from harness import cli, engine, pipsite
+from harness import cli, engine, environment, matrix, pipsite
 from harness.base import BaseImage
 from harness.engine import Mount, Request
-from harness.workspace import REPOSITORY
+from harness.workspace import REPOSITORY, Workspace, default_cache
 
 pytestmark = pytest.mark.docker
 
@@ -68,6 +68,27 @@ def test_one_kernel_binary_returns_the_same_bits_in_two_unlike_images(tmp_path: 
     assert cli.main(["matrix", *options]) == 0
     report = json.loads((tmp_path / "out" / "latest" / "report.json").read_text())
     assert details(report)["classes"]["whole"] == [["det_linear", "det_linear_golden"]]
+
+
+def test_a_cells_dealings_with_torch_hold_in_the_real_stack(tmp_path: Path) -> None:
+    """Overrides found by the dispatch table, threads, TF32 flags, bfloat16: checks that need torch, in its image."""
+    workspace = Workspace(out=tmp_path, cache=default_cache())
+    declared = matrix.load(workspace.matrix, workspace.kernels)
+    made = environment.prepare(workspace, declared, "cpu", "torch", "docker").environment
+    assert made is not None
+    assert made.image is not None
+    request = Request(
+        image=made.image,
+        command=[made.python, "-P", "-s", "-B", "-m", "cell.torch_checks"],
+        purpose="test",
+        mounts=tuple(Mount(REPOSITORY / part, f"/mnt/{part}") for part in ("harness", "kernels", "tests")),
+        environment={"PYTHONPATH": "/mnt:/mnt/tests", "HOME": "/tmp"},
+        options={"network_mode": "none"},
+    )
+    log = tmp_path / "log.txt"
+    with engine.container(request) as container:
+        ending = engine.run(container, log=log, seconds=300)
+    assert ending.exit_code == 0, log.read_text()
 
 
 def readme_commands() -> list[str]:

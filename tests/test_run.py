@@ -492,3 +492,14 @@ def test_a_lock_that_does_not_match_its_requirements_runs_nothing(
     assert run(project, isolation="venv") == 2
     assert "pins numpy 2.4.6, the matrix wants numpy==2.4.5; make it again: nox -s lock" in capsys.readouterr().err
     assert not project.out.exists()
+
+
+def test_a_version_other_than_the_locks_is_a_finding_in_host_isolation(tmp_path: Path) -> None:
+    project = Project(tmp_path, {"good": GOOD})
+    lock = project.root / "images" / "locks" / "cpu" / "golden-x86_64-py3.11.txt"
+    lock.write_text(lock.read_text().replace("numpy==2.4.6", "numpy==2.4.5"))
+    project.cpu["stacks"]["golden"]["requirements"] = ["numpy==2.4.5", "safetensors==0.8.0"]  # type: ignore[index]
+    project.write()
+    assert run(project, isolation="host") == 0
+    assert report(project)["bitmatrix"]["findings"] == ["stack golden: numpy is 2.4.6, its lock pins 2.4.5"]
+    assert "Not as pinned: stack golden: numpy is 2.4.6" in (project.latest() / "report.md").read_text()
