@@ -325,6 +325,8 @@ def _report(folder: Path, workspace: Workspace, progress: Progress) -> int:
     print(render.markdown(result.report), end="")
     for line in result.summary:
         progress.say(line)
+    if result.refused:
+        return BAD_INPUT
     return 0 if result.complete else 1
 
 

@@ -93,6 +93,8 @@ class Result:
 
     report: Report
     complete: bool
+    refused: bool
+    """Whether a capture that was taken in isn't what its record says, or isn't this run's."""
     summary: list[str]
 
 
@@ -115,6 +117,7 @@ def collect(folder: Path, workspace: Workspace) -> Result:
     return Result(
         report=built,
         complete=not any(cell.cell.required for cell in missing),
+        refused=any(cell.cell.status == "done" for cell in missing),
         summary=[*summary, f"{done}; {folder / 'report.md'}, {folder / 'report.json'}"],
     )
 

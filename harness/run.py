@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from dataclasses import asdict
@@ -11,6 +12,7 @@ from pathlib import Path
 from harness import capture, isolation
 from harness.capture import Record, Verdict
 from harness.engine import EngineError
+from harness.errors import BitmatrixError
 from harness.files import locked, temporary_folder
 from harness.isolation import Ending, Task
 from harness.plan import Cell
@@ -33,10 +35,14 @@ def cells(
 
 
 def settled(preparation: Preparation, key: str) -> Record | None:
-    """The record of the last attempt at a key: a failed one stands over an older capture."""
+    """The record of the last attempt at a key: a failed one stands over an older capture.
+
+    A record that can't be read counts as none: the cell is made again.
+    """
     for place in (preparation.workspace.attempts / key, preparation.workspace.cells / key):
         if (place / "record.json").is_file():
-            return capture.read(place)
+            with contextlib.suppress(BitmatrixError):
+                return capture.read(place)
     return None
 
 
@@ -46,12 +52,26 @@ def _cell(preparation: Preparation, cell: Cell, *, fresh: bool) -> tuple[str, st
         return ready.status, ready.reason, False
     workspace = preparation.workspace
     with locked(workspace.cells / f".{ready.key}.lock"):
+        # Whoever began these held the lock and lives no more.
+        for left in workspace.cells.glob(f".{ready.key[:12]}-*.tmp"):
+            shutil.rmtree(left, ignore_errors=True)
         record = None if fresh else settled(preparation, ready.key)
-        if record and record.status == "done":
+        if record and record.status == "done" and _holds(preparation, record):
             return record.status, record.reason, True
         with temporary_folder(workspace.cells, ready.key[:12]) as folder:
             record = _attempt(preparation, cell, ready, folder)
         return record.status, record.reason, False
+
+
+def _holds(preparation: Preparation, record: Record) -> bool:
+    """Whether a kept capture is still what its record says; one that was damaged is made again."""
+    folder = preparation.workspace.cells / record.key
+    try:
+        refs = {case: capture.declared(folder, preparation.op, case) for case in preparation.plan.cases}
+        capture.verify(folder, record, refs)
+    except BitmatrixError:
+        return False
+    return True
 
 
 def _attempt(preparation: Preparation, cell: Cell, ready: Ready, folder: Path) -> Record:

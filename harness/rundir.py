@@ -182,10 +182,7 @@ def _fate(preparation: Preparation, cell: Cell) -> _Fate:
         # Relative to the run's folder, as every path of a report: a run may be looked at elsewhere.
         log = None if ready.log is None else os.path.relpath(ready.log, preparation.workspace.out / "run")
         return _Fate(ready.status, ready.reason, log=log)
-    try:
-        found = run.settled(preparation, ready.key)
-    except BitmatrixError as error:
-        return _Fate("failed", str(error), key=ready.key)
+    found = run.settled(preparation, ready.key)
     if found is None:
         reason = "has no record: it was never run, or was interrupted; nox -s matrix runs it"
         return _Fate("not_run", reason, key=ready.key)

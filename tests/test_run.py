@@ -446,11 +446,27 @@ def test_a_capture_that_does_not_hold_is_no_part_of_the_table(tmp_path: Path, wh
     assert run(project, isolation="host") == 0
     folder = project.latest()
     TAMPERED[what](folder)
-    assert cli.main(["collect", *project.options(isolation="host"), str(folder)]) == 1
+    assert cli.main(["collect", *project.options(isolation="host"), str(folder)]) == 2
     assert cells(project)["good"][0] == "failed"
     assert "the capture was refused" in cells(project)["good"][1]
     assert "good" not in report(project)["results"]
     assert cells(project)["other"][0] == "done"
+
+
+@pytest.mark.parametrize("what", ["a byte of a tensor", "half a record", "half a file"])
+def test_a_kept_capture_that_was_damaged_is_made_again(tmp_path: Path, what: str) -> None:
+    project = Project(tmp_path, {"good": GOOD})
+    assert run(project, isolation="host") == 0
+    before = report(project)["bitmatrix"]["digests"]
+    (kept,) = (project.out / "cells").glob("[0-9a-f]*")
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    (beside / "good").symlink_to(kept)
+    TAMPERED[what](beside)
+    (project.out / "cells" / f".{kept.name[:12]}-killed.tmp").mkdir()
+    assert run(project, isolation="host") == 0
+    assert report(project)["bitmatrix"]["digests"] == before
+    assert not list((project.out / "cells").glob(".*.tmp"))
 
 
 def test_asking_for_docker_without_an_engine_runs_nothing(
