@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,11 @@ from harness.workspace import REPOSITORY, default_cache
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-docker", action="store_true", help="fail, not skip, when no Docker engine answers")
+
+
+def pytest_configure() -> None:
+    """A shell starts what runs in its background with SIGINT ignored, and so would every process of these tests."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
