@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from harness import base, engine, matrix
 from harness.base import BaseImage
@@ -18,8 +19,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """A shell starts what runs in its background with SIGINT ignored, and so would every process of these tests."""
+    # A shell starts what runs in its background with SIGINT ignored, and so would be every process of these tests.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Shared machines stall: how long an example took says nothing about it.
+    settings.register_profile("bitmatrix", deadline=None)
+    settings.load_profile("bitmatrix")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -82,7 +82,7 @@ OUTPUTS = st.one_of(st.integers(1, 40), st.sampled_from([63, 64, 65, 129]))
 @example(t=1, n=1, k=4, maker=special, seed=0, threads=3)
 @example(t=97, n=130, k=8, maker=normal, seed=0, threads=2)  # more than one block of tiles each way
 @example(t=4033, n=1, k=4, maker=normal, seed=0, threads=2)  # more rows than are packed at a time
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_every_product_has_the_contracts_bits(
     library: Path, t: int, n: int, k: int, maker: Callable[..., Array], seed: int, threads: int
 ) -> None:
@@ -99,7 +99,7 @@ def test_every_product_has_the_contracts_bits(
 
 
 @given(bits=st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)), min_size=1, max_size=50))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_silu_backward_has_the_contracts_bits_for_any_floats(kernel: Any, bits: list[tuple[int, int]]) -> None:
     any_g, any_z = np.array(bits, dtype=np.uint32).T.copy()
     # Most floats saturate the sigmoid; these lie where it bends.

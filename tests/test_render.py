@@ -132,7 +132,7 @@ hostile = st.text(
 
 
 @given(name=hostile, reason=hostile, value=hostile)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_no_name_or_reason_breaks_a_table(name: str, reason: str, value: str) -> None:
     assume(name not in small().bitmatrix.cells or name == "other")  # type: ignore[union-attr]
     text = render.markdown(small(name=name, reason=reason, value=value))
