@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -85,8 +86,8 @@ def _root_filesystem(recipe: Debootstrap, cache: Path, log: Path) -> Iterator[Pa
         raise BitmatrixError("a base is made with debootstrap, which isn't installed: `apt-get install debootstrap`")
     if os.geteuid() != 0:
         raise BitmatrixError(
-            "debootstrap needs root to make a base: run `sudo python -m harness base` once (the image stays in the "
-            "engine), give the base by digest in matrix.yaml (`image: name@sha256:...`), or choose --isolation venv"
+            f"debootstrap needs root to make a base: run `sudo {sys.executable} -m harness base` once (the image "
+            "stays in the engine), give the base by digest in matrix.yaml (`image: name@sha256:...`), or choose --isolation venv"
         )
     (cache / "bases").mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="base-", dir=cache / "bases"))

@@ -142,7 +142,8 @@ def declared(folder: Path, op: Op, case: int) -> dict[str, TensorRef]:
     found = tensors.read_header(path)
     wanted = {tensor.name: tensor for tensor in op.results()}
     if found.keys() != wanted.keys():
-        raise BitmatrixError(f"{path}: holds {', '.join(sorted(found))}, the op declares {', '.join(sorted(wanted))}")
+        names = ", ".join(sorted(found))[:200]  # as many and as long as a process likes
+        raise BitmatrixError(f"{path}: holds {names}, the op declares {', '.join(sorted(wanted))}")
     for name, tensor in wanted.items():
         if (found[name].dtype, found[name].shape) != (tensor.dtype, tensor.at(case)):
             raise BitmatrixError(

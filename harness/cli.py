@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import cast
 
 from harness import (
+    base,
     clean,
     collect,
     device,
@@ -188,15 +189,15 @@ def _lock(options: argparse.Namespace) -> int:
 
 
 def _base(options: argparse.Namespace) -> int:
-    from harness import base
-
     workspace = _workspace(options)
-    declared = matrix.load(workspace.matrix, workspace.kernels).bases
-    for name in options.names or ["debian12"]:
+    loaded = matrix.load(workspace.matrix, workspace.kernels)
+    declared = loaded.bases
+    for name in options.names or sorted({stack.base for stack in loaded.device(device.default()).stacks.values()}):
         if name not in declared:
             raise BadInput(f"no base {name} is declared (known: {', '.join(declared)})")
         with Progress(0).step(f"making the base {name}"):
-            made = base.ensure(name, declared[name], cache=workspace.cache, log=workspace.stacks / f"base-{name}.log")
+            # The log lies in the cache: as root, this must leave nothing in a user's out/.
+            made = base.ensure(name, declared[name], cache=workspace.cache, log=workspace.cache / f"base-{name}.log")
         print(f"{made.name}: {made.image_id}")
     return 0
 
@@ -377,7 +378,9 @@ def _parser() -> argparse.ArgumentParser:
         "run", nargs="?", metavar="RUN", help="compare an older run again from its own files (a folder of out/)"
     )
     add("lock", _lock, "resolve the stacks' locks again and show what changes", narrowing)
-    add("base", _base, "make or pull a base", common).add_argument("names", nargs="*", metavar="BASE")
+    add("base", _base, "make or pull the bases that this device's stacks start from", common).add_argument(
+        "names", nargs="*", metavar="BASE"
+    )
     add("show", _show, "print a report as Markdown", common).add_argument("file", type=Path, metavar="REPORT.json")
     add("schema", _schema, "print the JSON Schema of matrix.yaml", common).add_argument(
         "--write", type=Path, metavar="FILE"

@@ -5,6 +5,7 @@ What counts is bits: +0 and -0 differ, and a NaN equals a NaN of the same bits.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,17 +14,18 @@ import numpy.typing as npt
 from harness.errors import BitmatrixError
 from harness.tensors import ITEM_BYTES, TensorRef, blocks
 
-BLOCK_BYTES = 256 << 10
+BLOCK_BYTES = 128 << 10
 """Both blocks and what is computed from them fit a core's second-level cache."""
 
 _Bits = npt.NDArray[np.unsignedinteger]
+_Floats = npt.NDArray[np.float32 | np.float64]
 _UNSIGNED: dict[int, np.dtype[np.unsignedinteger]] = {
     1: np.dtype("<u1"),
     2: np.dtype("<u2"),
     4: np.dtype("<u4"),
     8: np.dtype("<u8"),
 }
-_EXACT_IN_DOUBLE = {
+_INTEGERS = {
     "BOOL": "<u1",
     "U8": "<u1",
     "I8": "<i1",
@@ -33,12 +35,7 @@ _EXACT_IN_DOUBLE = {
     "I32": "<i4",
     "U64": "<u8",
     "I64": "<i8",
-    "F64": "<f8",
 }
-"""Converted to double before the difference is taken: exactly, but for 64-bit integers beyond 2**53, which round."""
-
-_SLACK = 2.0**-22
-"""More than the relative error of a float32 difference and its comparison in double (each at most 2**-24)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +43,9 @@ class Comparison:
     """How two tensors compare, as the published format says it.
 
     `equal`: every bit. `differ`: elements whose bit patterns differ. `max_abs`: the largest |a - b| over pairs that are
-    both finite, in float64; None when there is no such pair.
+    both finite, in float64; None when there is no such pair. Integers (and BOOL, by its byte) are subtracted exactly,
+    then rounded once. A difference of two F64 beyond float64's range is given as its largest number: JSON has no
+    infinity.
     """
 
     equal: bool
@@ -66,70 +65,95 @@ def compare(a: TensorRef, b: TensorRef, *, block_bytes: int = BLOCK_BYTES) -> Co
             f"{a.name} is {a.dtype} {list(a.shape)} in {a.path}, {b.dtype} {list(b.shape)} in {b.path}"
         )
     unsigned = _UNSIGNED[ITEM_BYTES[a.dtype]]
-    differ, largest = 0, _Largest(a.dtype)
+    differ, largest = 0, _Largest(a.dtype, block_bytes // unsigned.itemsize)
     for block_a, block_b in zip(blocks(a, bytearray(block_bytes)), blocks(b, bytearray(block_bytes)), strict=True):
         bits_a, bits_b = np.frombuffer(block_a, unsigned), np.frombuffer(block_b, unsigned)
         different = int(np.count_nonzero(bits_a != bits_b))
         differ += different
         if different:
             largest.see(bits_a, bits_b)
-        elif largest.value is None:
+        else:
             largest.see_equal(bits_a)
     return Comparison(equal=differ == 0, differ=differ, numel=a.numel, max_abs=largest.value)
 
 
 def identical(ref: TensorRef, *, block_bytes: int = BLOCK_BYTES) -> Comparison:
-    """What `compare` says of a tensor and its equal; reads only as far as the first finite element."""
-    largest = _Largest(ref.dtype)
+    """What `compare` says of a tensor and its equal; reads only as far as the first block with a finite element."""
+    unsigned = _UNSIGNED[ITEM_BYTES[ref.dtype]]
+    largest = _Largest(ref.dtype, block_bytes // unsigned.itemsize)
     for block in blocks(ref, bytearray(block_bytes)):
-        largest.see_equal(np.frombuffer(block, _UNSIGNED[ITEM_BYTES[ref.dtype]]))
+        largest.see_equal(np.frombuffer(block, unsigned))
         if largest.value is not None:
             break
     return Comparison(equal=True, differ=0, numel=ref.numel, max_abs=largest.value)
 
 
 class _Largest:
-    """The largest difference of finite pairs so far.
+    """The largest difference of finite pairs so far, in blocks of at most `elements`; None before the first such pair.
 
-    For formats that fit float32 a difference is first taken there: where its rounded maximum can't beat the largest so
-    far, nothing is computed in double; where it can, only the elements near that maximum are.
+    For floating-point formats that fit float32, a difference is first taken there. Rounding never swaps the order of
+    two numbers: so a block whose largest rounded difference is below the largest so far, rounded alike, has nothing
+    above it, and needs no float64.
     """
 
-    def __init__(self, dtype: str) -> None:
+    def __init__(self, dtype: str, elements: int) -> None:
         self.value: float | None = None
         self._dtype = dtype
+        # Kept: memory that is given back and fetched anew for each block can cost more than the arithmetic.
+        self._single, self._double = np.empty(elements, np.float32), np.empty(elements, np.float64)
 
     def see_equal(self, bits: _Bits) -> None:
-        """A block of pairs that are equal in every bit."""
-        if self.value is None and np.isfinite(_values(bits, self._dtype)).any():
-            self.value = 0.0
+        """A block of pairs that are equal in every bit: all it can show is that there is a finite pair."""
+        if self.value is None:
+            self.see(bits, bits)
 
-    def see(self, bits_a: npt.NDArray[np.unsignedinteger], bits_b: _Bits) -> None:
+    def see(self, bits_a: _Bits, bits_b: _Bits) -> None:
         """A block of pairs."""
-        a, b = _values(bits_a, self._dtype), _values(bits_b, self._dtype)
-        with np.errstate(all="ignore"):
-            if a.dtype == np.float32:
-                difference = np.subtract(a, b)
-                np.abs(difference, out=difference)
-                # NaN comes only from a pair that isn't finite, and fmax passes it over.
-                top = float(np.fmax.reduce(difference))
-                if np.isfinite(top) and self.value is not None and top * (1 + _SLACK) <= self.value:
-                    return
-                if np.isfinite(top):
-                    near = difference >= np.float32(top * (1 - _SLACK))
-                    a, b = a[near], b[near]
-            self._exact(a.astype(np.float64), b.astype(np.float64))
+        if self._dtype in _INTEGERS:
+            found: float | None = _between_integers(bits_a, bits_b, _INTEGERS[self._dtype])
+        else:
+            # Signalling NaNs, overflow to infinity, infinity less infinity: all are meant.
+            with np.errstate(all="ignore"):
+                found = self._between_floats(_values(bits_a, self._dtype), _values(bits_b, self._dtype))
+        if found is not None and (self.value is None or found > self.value):
+            self.value = found
 
-    def _exact(self, a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> None:
-        finite = np.isfinite(a) & np.isfinite(b)
-        if finite.any():
-            top = float(np.max(np.abs(a[finite] - b[finite])))
-            self.value = top if self.value is None else max(self.value, top)
+    def _between_floats(self, a: _Floats, b: _Floats) -> float | None:
+        """The largest difference in a block; None when it has no finite pair or surely nothing above `value`."""
+        scratch = self._double if a.dtype == np.float64 else self._single
+        top = _top(a, b, scratch)
+        if np.isinf(top):
+            # An infinity, or a difference beyond the format. Pairs that aren't finite become NaN, which is passed over.
+            a = np.where(np.isfinite(a) & np.isfinite(b), a, a.dtype.type(np.nan))
+            top = _top(a, b, scratch)
+        if np.isnan(top) or (self.value is not None and top < a.dtype.type(self.value)):
+            return None
+        if scratch is self._single:
+            top = _top(a, b, self._double)
+        return min(float(top), sys.float_info.max)
 
 
-def _values(bits: _Bits, dtype: str) -> npt.NDArray[np.float32 | np.float64]:
-    """The elements' values, exactly: as float32 where the format fits it, else as float64."""
+def _between_integers(bits_a: _Bits, bits_b: _Bits, dtype: str) -> float:
+    a, b = bits_a.view(dtype), bits_b.view(dtype)
+    # The larger less the smaller fits the unsigned integer of that width, however it wraps.
+    difference = np.maximum(a, b).view(bits_a.dtype) - np.minimum(a, b).view(bits_a.dtype)
+    return float(int(difference.max()))
+
+
+def _top(a: _Floats, b: _Floats, scratch: _Floats) -> np.floating:
+    """The largest |a - b|, subtracted in the type of `scratch`, which it overwrites; NaN when all are."""
+    difference = scratch[: a.size]
+    np.subtract(a, b, out=difference, dtype=difference.dtype)
+    np.abs(difference, out=difference)
+    top: np.floating = np.fmax.reduce(difference)
+    return top
+
+
+def _values(bits: _Bits, dtype: str) -> _Floats:
+    """The values of a floating-point format, exactly: F64 as it is, every other as float32."""
     match dtype:
+        case "F64":
+            return bits.view("<f8")
         case "F32":
             return bits.view("<f4")
         case "F16":
@@ -141,7 +165,7 @@ def _values(bits: _Bits, dtype: str) -> npt.NDArray[np.float32 | np.float64]:
         case "F8_E5M2":
             return (bits.astype("<u2") << 8).view("<f2").astype(np.float32)  # float16's upper byte
         case _:
-            return np.asarray(bits.view(_EXACT_IN_DOUBLE[dtype]).astype(np.float64))
+            raise ValueError(f"no values are defined for {dtype}")
 
 
 def _e4m3() -> npt.NDArray[np.float32]:

@@ -14,9 +14,9 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import FileIO
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from harness.errors import BitmatrixError
 
@@ -42,6 +42,7 @@ ITEM_BYTES = {
 _HEADER_BYTES = 1 << 20
 _BLOCK_BYTES = 1 << 20
 _MAX_DIMENSIONS = 16
+_NAME_LETTERS = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,27 +69,11 @@ def read_header(path: Path) -> dict[str, TensorRef]:
     not the format's, tensors that overlap or leave a gap.
     """
     with opened(path) as stream:
-        size = os.fstat(stream.fileno()).st_size
-        length = int.from_bytes(stream.read(8), "little")
-        if size < 8 or length > size - 8:
-            raise BitmatrixError(f"{path}: cut short: {size} bytes can't hold a header of {length}")
-        if length > _HEADER_BYTES:
-            raise BitmatrixError(f"{path}: a header of {length} bytes is refused (at most {_HEADER_BYTES})")
-        header = _json(path, stream.read(length))
-    refs = [_ref(path, name, entry, 8 + length) for name, entry in header.items() if name != "__metadata__"]
-    refs.sort(key=lambda ref: (ref.offset, ref.nbytes))
-    end = 8 + length
-    for ref in refs:
-        if ref.offset != end:
-            raise BitmatrixError(f"{path}: {ref.name} starts at byte {ref.offset}, where {end} is next: overlap or gap")
-        end += ref.nbytes
-    if end != size:
-        raise BitmatrixError(f"{path}: has {size} bytes, its header speaks of {end}: cut short or added to")
-    return {ref.name: ref for ref in refs}
+        return _header(path, stream)
 
 
 def sha256(ref: TensorRef) -> str:
-    """The SHA-256 of a tensor's bytes, as hex."""
+    """The SHA-256 of a tensor's bytes, as hex. Raises BitmatrixError as `blocks` does."""
     digest = hashlib.sha256()
     for block in blocks(ref, bytearray(_BLOCK_BYTES)):
         digest.update(block)
@@ -98,7 +83,7 @@ def sha256(ref: TensorRef) -> str:
 def blocks(ref: TensorRef, buffer: bytearray) -> Iterator[memoryview]:
     """A tensor's bytes in order, each time in `buffer`; all but the last fill it.
 
-    Raises BitmatrixError when the file became shorter than its header says.
+    Raises BitmatrixError when the file can't be opened or became shorter than its header says.
     """
     view, left = memoryview(buffer), ref.nbytes
     with opened(ref.path) as stream:
@@ -112,7 +97,7 @@ def blocks(ref: TensorRef, buffer: bytearray) -> Iterator[memoryview]:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[FileIO]:
+def opened(path: Path) -> Iterator[BufferedReader]:
     """A regular file, opened for reading; never through a symbolic link, and never one that blocks (a pipe)."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -122,9 +107,30 @@ def opened(path: Path) -> Iterator[FileIO]:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise BitmatrixError(f"{path}: is no regular file")
-    # Unbuffered: blocks go straight into the caller's memory.
-    with FileIO(descriptor, "rb") as stream:
+    # Its readinto goes on after a short read, and straight into the caller's memory where that is larger than its own.
+    with os.fdopen(descriptor, "rb") as stream:
         yield stream
+
+
+def _header(path: Path, stream: BufferedReader) -> dict[str, TensorRef]:
+    size = os.fstat(stream.fileno()).st_size
+    length = int.from_bytes(stream.read(8), "little")
+    if size < 8 or length > size - 8:
+        raise BitmatrixError(f"{path}: cut short: {size} bytes can't hold a header of {length}")
+    if length > _HEADER_BYTES:
+        raise BitmatrixError(f"{path}: a header of {length} bytes is refused (at most {_HEADER_BYTES})")
+    header = _json(path, stream.read(length))
+    _check_metadata(path, header.pop("__metadata__", {}))
+    refs = [_ref(path, name, entry, 8 + length) for name, entry in header.items()]
+    refs.sort(key=lambda ref: (ref.offset, ref.nbytes))
+    end = 8 + length
+    for ref in refs:
+        if ref.offset != end:
+            raise BitmatrixError(f"{path}: {ref.name} starts at byte {ref.offset}, where {end} is next: overlap or gap")
+        end += ref.nbytes
+    if end != size:
+        raise BitmatrixError(f"{path}: has {size} bytes, its header speaks of {end}: cut short or added to")
+    return {ref.name: ref for ref in refs}
 
 
 def _json(path: Path, content: bytes) -> dict[str, Any]:
@@ -133,24 +139,36 @@ def _json(path: Path, content: bytes) -> dict[str, Any]:
             raise ValueError("a name stands twice")
         return dict(pairs)
 
+    def no_constant(name: str) -> NoReturn:
+        raise ValueError(f"{name} is no JSON number")
+
+    # The format wants the brace first and allows blanks at the end alone.
+    if not content.startswith(b"{"):
+        raise BitmatrixError(f"{path}: its header is no JSON object: it must start with a brace")
     try:
-        header = json.loads(content.decode("utf-8"), object_pairs_hook=unique)
+        header: dict[str, Any] = json.loads(
+            content.decode("utf-8"), object_pairs_hook=unique, parse_constant=no_constant
+        )
     except (ValueError, RecursionError) as error:
         raise BitmatrixError(f"{path}: its header isn't valid JSON ({error})") from error
-    if not isinstance(header, dict):
-        raise BitmatrixError(f"{path}: its header is no JSON object")
     return header
 
 
+def _check_metadata(path: Path, metadata: Any) -> None:
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise BitmatrixError(f"{path}: '__metadata__' must map text to text")
+
+
 def _ref(path: Path, name: str, entry: Any, base: int) -> TensorRef:
-    where = f"{path}: {name!r}"
-    if not name.isprintable() or len(name) > 200:
-        raise BitmatrixError(f"{where}: a tensor's name must be plain text")
+    where = f"{path}: {name[:_NAME_LETTERS]!r}"
+    if not name.isprintable() or not 0 < len(name) <= _NAME_LETTERS:
+        raise BitmatrixError(f"{where}: a tensor's name must be plain text of 1 to {_NAME_LETTERS} letters")
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise BitmatrixError(f"{where}: must have dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        raise BitmatrixError(f"{where}: unknown dtype {str(dtype)[:40]!r}")
+        shown = repr(dtype[:40]) if isinstance(dtype, str) else "that is no text"
+        raise BitmatrixError(f"{where}: unknown dtype {shown}")
     if not _whole(shape) or len(shape) > _MAX_DIMENSIONS:
         raise BitmatrixError(f"{where}: its shape must be a list of at most {_MAX_DIMENSIONS} whole numbers")
     if not _whole(offsets) or len(offsets) != 2:

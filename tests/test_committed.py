@@ -92,10 +92,10 @@ def test_a_cells_dealings_with_torch_hold_in_the_real_stack(tmp_path: Path) -> N
 
 
 def readme_commands() -> list[str]:
-    """The lines of the README's first block of commands, without the clone."""
+    """The lines of the README's first block of commands."""
     section = (REPOSITORY / "README.md").read_text().split("## Run it")[1]
-    block = re.findall(r"```\n(.*?)```", section, re.DOTALL)[0]
-    return [line for line in block.splitlines() if not line.startswith("git clone")]
+    block: str = re.findall(r"```\n(.*?)```", section, re.DOTALL)[0]
+    return block.splitlines()
 
 
 def checkout(folder: Path) -> Path:

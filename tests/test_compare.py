@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -26,13 +27,16 @@ def write(path: Path, dtype: str, data: bytes) -> TensorRef:
     return read_header(path)["t"]
 
 
-def value(dtype: str, bits: int) -> float:
-    """One element's value, by the format's definition, in Python's own arithmetic."""
-    formats = {"F32": (8, 23), "F16": (5, 10), "BF16": (8, 7), "F64": (11, 52), "F8_E5M2": (5, 2), "F8_E4M3": (4, 3)}
-    if dtype not in formats:
+FORMATS = {"F32": (8, 23), "F16": (5, 10), "BF16": (8, 7), "F64": (11, 52), "F8_E5M2": (5, 2), "F8_E4M3": (4, 3)}
+"""Exponent and mantissa bits of the floating-point formats."""
+
+
+def value(dtype: str, bits: int) -> float | int:
+    """One element's value, by the format's definition, in Python's own arithmetic: integers stay exact."""
+    if dtype not in FORMATS:
         signed = dtype.startswith("I") and bits >> (8 * ITEM_BYTES[dtype] - 1)
-        return float(bits - (1 << 8 * ITEM_BYTES[dtype]) if signed else bits)
-    exponent_bits, mantissa_bits = formats[dtype]
+        return bits - (1 << 8 * ITEM_BYTES[dtype]) if signed else bits
+    exponent_bits, mantissa_bits = FORMATS[dtype]
     sign = -1 if bits >> (exponent_bits + mantissa_bits) else 1
     exponent = bits >> mantissa_bits & (1 << exponent_bits) - 1
     mantissa = bits & (1 << mantissa_bits) - 1
@@ -49,23 +53,35 @@ def value(dtype: str, bits: int) -> float:
 
 def naive(dtype: str, a: list[int], b: list[int]) -> Comparison:
     pairs = [(value(dtype, x), value(dtype, y)) for x, y in zip(a, b, strict=True)]
-    finite = [abs(x - y) for x, y in pairs if math.isfinite(x) and math.isfinite(y)]
+    finite = [min(float(abs(x - y)), sys.float_info.max) for x, y in pairs if math.isfinite(x) and math.isfinite(y)]
     differ = sum(x != y for x, y in zip(a, b, strict=True))
     return Comparison(equal=not differ, differ=differ, numel=len(a), max_abs=max(finite, default=None))
 
 
-SPECIAL = [
-    *(0, 0x80000000, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7FC00001, 0xFFC00000, 1, 0x80000001),
-    *(0x7F7FFFFF, 0xFF7FFFFF, 0x3F800000, 0x3F800001, 0x00800000, 0x007FFFFF),
-]
-"""float32's edges; a shorter format takes their upper bits."""
+def edges(dtype: str) -> list[int]:
+    """A format's own edges: zeros, infinities, NaNs, the smallest, the largest, around the first normal number, one."""
+    size = 8 * ITEM_BYTES[dtype]
+    if dtype not in FORMATS:
+        return [0, 1, (1 << size - 1) - 1, 1 << size - 1, (1 << size) - 1]
+    exponent, mantissa = FORMATS[dtype]
+    infinity = (1 << exponent) - 1 << mantissa
+    one = (1 << exponent - 1) - 1 << mantissa
+    unsigned = [
+        0,
+        1,
+        infinity - 1,
+        infinity,
+        infinity + 1,
+        (1 << size - 1) - 1,
+        (1 << mantissa) - 1,
+        1 << mantissa,
+        one,
+    ]
+    return [sign << size - 1 | bits for sign in (0, 1) for bits in unsigned]
 
 
 def bits(dtype: str) -> st.SearchStrategy[int]:
-    size = 8 * ITEM_BYTES[dtype]
-    anything = st.integers(0, (1 << size) - 1)
-    edge = st.sampled_from(SPECIAL).map(lambda x: x << 32 >> (64 - size) if size < 64 else x << 32)
-    return st.one_of(anything, edge)
+    return st.integers(0, (1 << 8 * ITEM_BYTES[dtype]) - 1) | st.sampled_from(edges(dtype))
 
 
 @given(data=st.data(), dtype=st.sampled_from(sorted(ITEM_BYTES)))
@@ -100,6 +116,18 @@ def test_the_largest_difference_survives_a_rounded_first_look(
     assert found.max_abs == float(np.max(np.abs(a.astype(np.float64) - b.astype(np.float64))))
 
 
+@given(st.lists(st.integers(-3, 3), min_size=2, max_size=60))
+@settings(max_examples=100, deadline=None)
+def test_a_difference_that_float32_cant_tell_from_the_largest_so_far_still_counts(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[int]
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    # 4096 less up to three steps of 2**-18, where float32 has steps of 2**-12: one float32, seven differences.
+    a, b = np.full(len(steps), 4096, np.float32), np.array(steps, np.float32) * np.float32(2**-18)
+    found = compare(write(folder / "a", "F32", a.tobytes()), write(folder / "b", "F32", b.tobytes()), block_bytes=4)
+    assert found.max_abs == 4096 - min(steps) * 2.0**-18
+
+
 def f32(folder: Path, name: str, values: list[float]) -> TensorRef:
     return write(folder / name, "F32", np.array(values, "<f4").tobytes())
 
@@ -111,6 +139,10 @@ def f32(folder: Path, name: str, values: list[float]) -> TensorRef:
         ([math.nan], [math.nan], 0, None),
         ([math.inf], [-math.inf], 1, None),
         ([math.inf, 1.0], [math.inf, 1.5], 1, 0.5),
+        ([math.inf, 1.0], [2.0, 1.5], 2, 0.5),
+        ([2.0, 1.0], [-math.inf, 1.5], 2, 0.5),
+        ([2.0, 1.0], [math.nan, 1.5], 2, 0.5),
+        ([math.inf, 3.4e38], [1.0, -3.4e38], 2, 2 * float(np.float32(3.4e38))),
         ([3.4e38], [-3.4e38], 1, 2 * float(np.float32(3.4e38))),
         ([1e-45], [-1e-45], 1, 2 * float(np.float32(1e-45))),
         ([], [], 0, None),
@@ -121,6 +153,21 @@ def test_signed_zeros_nans_and_infinities(
 ) -> None:
     found = compare(f32(tmp_path, "a", a), f32(tmp_path, "b", b))
     assert found == Comparison(equal=differ == 0, differ=differ, numel=len(a), max_abs=max_abs)
+
+
+def test_integers_beyond_float64s_exact_range_still_show_their_difference(tmp_path: Path) -> None:
+    large, low, high = 1 << 60, -(1 << 63), (1 << 63) - 1
+    a = write(tmp_path / "a", "I64", np.array([large + 1, low], "<i8").tobytes())
+    b = write(tmp_path / "b", "I64", np.array([large, low], "<i8").tobytes())
+    c = write(tmp_path / "c", "I64", np.array([large, high], "<i8").tobytes())
+    assert compare(a, b).max_abs == 1
+    assert compare(a, c).max_abs == float((1 << 64) - 1)
+
+
+def test_a_difference_beyond_float64_is_a_number_that_json_has(tmp_path: Path) -> None:
+    a = write(tmp_path / "a", "F64", np.array([1.7e308]).tobytes())
+    b = write(tmp_path / "b", "F64", np.array([-1.7e308]).tobytes())
+    assert json.dumps(compare(a, b).max_abs, allow_nan=False) == repr(sys.float_info.max)
 
 
 def test_unlike_shapes_or_formats_are_not_compared(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -23,7 +24,7 @@ from harness.errors import BitmatrixError
 from harness.files import sha256_file
 from harness.image import StackImage
 from harness.lock import Lock
-from harness.matrix import Base
+from harness.matrix import Base, Debootstrap
 from harness.workspace import REPOSITORY
 
 
@@ -202,6 +203,17 @@ def test_the_base_is_made_once_and_known_by_its_packages(base_image: BaseImage, 
     declared = matrix.load(REPOSITORY / "matrix.yaml", REPOSITORY / "kernels").bases["debian12"]
     assert base.ensure("debian12", declared, cache=tmp_path, log=tmp_path / "log") == base_image
     assert len(base_image.identity) == 64
+
+
+@pytest.mark.docker
+@pytest.mark.skipif(shutil.which("debootstrap") is None, reason="says first that debootstrap isn't installed")
+def test_a_base_that_needs_root_says_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    recipe = Debootstrap(
+        suite="nowhere", mirror="http://localhost:9", packages=["python3", "python3-pip", "python3-venv"]
+    )
+    with pytest.raises(BitmatrixError, match=r"debootstrap needs root to make a base: run `sudo .* -m harness base`"):
+        base.ensure("rootless", Base(python="3.11", debootstrap=recipe), cache=tmp_path, log=tmp_path / "log")
 
 
 @pytest.fixture

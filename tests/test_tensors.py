@@ -71,9 +71,15 @@ def test_a_file_without_a_whole_header_is_refused(tmp_path: Path, what: str) -> 
 
 HEADERS: dict[str, tuple[Any, str]] = {
     "no JSON": (b"{", "valid JSON"),
-    "no text": (b"\xff\xfe", "valid JSON"),
-    "nested deeply": (b"[" * 100_000, "valid JSON"),
+    "no text": (b'{"\xff', "valid JSON"),
+    "nested deeply": (b'{"a":' + b"[" * 100_000, "valid JSON"),
+    "something after it": (b"{}{}", "valid JSON"),
+    "no JSON number": (b'{"a": NaN}', "valid JSON .NaN is no JSON number"),
     "a list": ([], "no JSON object"),
+    "a blank first": (b" {}", "must start with a brace"),
+    "a byte order mark": (b"\xef\xbb\xbf{}", "must start with a brace"),
+    "metadata that is no object": ({"__metadata__": 3}, "must map text to text"),
+    "metadata that is nested": ({"__metadata__": {"a": {}}}, "must map text to text"),
     "a name twice": (b'{"a": {}, "a": {}}', "stands twice"),
     "no entry": ({"a": 3}, "must have dtype, shape and data_offsets"),
     "a further key": ({"a": {**entry(), "x": 1}}, "must have dtype, shape and data_offsets"),
@@ -92,6 +98,9 @@ HEADERS: dict[str, tuple[Any, str]] = {
     "too short": ({"a": entry(shape=[4], offsets=[0, 16])}, "cut short or added to"),
     "too long": ({"a": entry(shape=[1], offsets=[0, 4])}, "cut short or added to"),
     "a name with a control character": ({"a\n": entry()}, "plain text"),
+    "a name that turns the writing round": ({"a\u202e": entry()}, "plain text"),
+    "a name of half a letter": (b'{"\\ud800": {}}', "plain text"),
+    "no name": ({"": entry()}, "plain text"),
 }
 
 
@@ -100,6 +109,21 @@ def test_a_header_that_is_not_the_formats_is_refused(tmp_path: Path, what: str) 
     header, message = HEADERS[what]
     with pytest.raises(BitmatrixError, match=message):
         tensors.read_header(written(tmp_path / "x.safetensors", header, bytes(8)))
+
+
+@pytest.mark.parametrize("header", [{"a" * 900_000: entry()}, {"a": entry(dtype="F" * 900_000)}, {"a" * 201: 0}])
+def test_a_refusal_repeats_little_of_what_a_container_wrote(tmp_path: Path, header: Any) -> None:
+    with pytest.raises(BitmatrixError) as caught:
+        tensors.read_header(written(tmp_path / "x", header, bytes(8)))
+    assert len(str(caught.value)) < len(str(tmp_path)) + 400
+
+
+@pytest.mark.parametrize("key", ["dtype", "shape", "data_offsets"])
+def test_nesting_just_short_of_pythons_limit_is_refused_too(tmp_path: Path, key: str) -> None:
+    for depth in range(100, 1000, 50):
+        nested = json.dumps({"a": entry() | {key: "@"}}).replace('"@"', "[" * depth + "]" * depth)
+        with pytest.raises(BitmatrixError):
+            tensors.read_header(written(tmp_path / "x", nested.encode(), bytes(8)))
 
 
 def test_a_header_that_fits_the_file_but_is_huge_is_not_read(tmp_path: Path) -> None:
