@@ -86,8 +86,9 @@ def _root_filesystem(recipe: Debootstrap, cache: Path, log: Path) -> Iterator[Pa
         raise BitmatrixError("a base is made with debootstrap, which isn't installed: `apt-get install debootstrap`")
     if os.geteuid() != 0:
         raise BitmatrixError(
-            f"debootstrap needs root to make a base: run `sudo {sys.executable} -m harness base` once (the image "
-            "stays in the engine), give the base by digest in matrix.yaml (`image: name@sha256:...`), or choose --isolation venv"
+            f"debootstrap needs root to make a base: run `sudo {sys.executable} -m harness base` once (the engine "
+            "keeps the image), give the base by digest in matrix.yaml (`image: name@sha256:...`), or choose "
+            "--isolation venv"
         )
     (cache / "bases").mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="base-", dir=cache / "bases"))
