@@ -82,6 +82,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(
+            f"{where}{error.strerror or error}; what is done is kept (--out and --cache choose places)", file=sys.stderr
+        )
+        return 1
 
 
 # Steps ---------------------------------------------------------------------------------------------------------------
@@ -115,10 +121,10 @@ def _inputs(options: argparse.Namespace) -> int:
     cases = tuple(setup.matrix.cases)
     with Progress(0).step("making inputs"):
         folder = inputs.make(setup.workspace.out, op, cases)
-    digests, pinned = inputs.checked(folder, op, cases, op_folder / "inputs.json")
+    pins = op_folder / "inputs.json"
     if options.pin:
-        write_text(op_folder / "inputs.json", json.dumps(digests, indent=2) + "\n")
-        pinned = True
+        write_text(pins, json.dumps(inputs.digests(folder, op, cases), indent=2) + "\n")
+    _, pinned = inputs.checked(folder, op, cases, pins)
     print(f"{folder}: {'equal to the pinned digests' if pinned else 'not all pinned; see --pin'}")
     return 0
 

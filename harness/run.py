@@ -28,7 +28,10 @@ def cells(
     for cell in preparation.plan.cells:
         if cell.stack == stack:
             with progress.cell(cell.name, stack) as note:
-                status, reason, reused = _cell(preparation, cell, fresh=fresh)
+                try:
+                    status, reason, reused = _cell(preparation, cell, fresh=fresh)
+                except OSError as error:  # a disk that is full or gone: there may be no place for a record either
+                    status, reason, reused = "failed", f"its files can't be written: {error}", False
                 note(status, reason, reused=reused)
             results.append((cell, status, reason))
     return results

@@ -489,6 +489,17 @@ def test_asking_for_docker_without_an_engine_runs_nothing(
     assert not project.out.exists()
 
 
+def test_a_place_that_cannot_be_written_is_named_without_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = Project(tmp_path, {"good": GOOD})
+    project.out.write_text("a file, where a folder is wanted")
+    assert run(project, isolation="host") == 1
+    said = capsys.readouterr().err
+    assert str(project.out) in said
+    assert "--out and --cache choose places" in said
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
