@@ -52,7 +52,7 @@ def gpu() -> dict[str, Any] | None:
     device = torch.cuda.get_device_properties(torch.cuda.current_device())
     return {
         "name": device.name,
-        "capability": f"{device.major}.{device.minor}",
+        "capability": [device.major, device.minor],
         "uuid": str(device.uuid) if hasattr(device, "uuid") else None,
         "multiprocessors": device.multi_processor_count,
         "memory_bytes": device.total_memory,
