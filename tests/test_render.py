@@ -104,6 +104,15 @@ def test_the_published_report_renders_as_the_golden_file() -> None:
     held("b200_timestep_mlp.md", render.markdown(published()))
 
 
+def test_the_committed_example_is_what_its_report_renders_to_and_the_readme_quotes_it() -> None:
+    example = REPOSITORY / "docs" / "example" / "cpu_timestep_mlp.json"
+    text = example.with_suffix(".md").read_text()
+    assert render.markdown(report.load(example)) == text
+    quoted = [line for line in (REPOSITORY / "README.md").read_text().splitlines() if line.startswith("| `d")]
+    assert quoted
+    assert all(line in text for line in quoted)
+
+
 def test_a_report_with_every_status_renders_as_the_golden_file() -> None:
     held("every_status.md", render.markdown(small(narrowed=("--case 4",))))
 
