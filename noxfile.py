@@ -106,7 +106,7 @@ def register_stack(stack: str) -> None:
         contained(session, "image", stack)
 
     image.__doc__ = f"Make the environment of stack {stack}: its image, or its virtual environment."
-    nox.session(name=f"image-{stack}", tags=[stack, "images"], default=False)(image)
+    nox.session(name=f"image-{stack}", tags=[stack, "images"], allow_parallel=True, default=False)(image)
 
 
 def register_run(stack: str, needs: list[str]) -> None:
@@ -114,10 +114,11 @@ def register_run(stack: str, needs: list[str]) -> None:
         contained(session, "run", stack)
 
     run.__doc__ = f"Run every cell of stack {stack} that isn't done, each in a process of its own."
-    nox.session(name=f"run-{stack}", tags=[stack, "runs"], requires=needs, default=False)(run)
+    nox.session(name=f"run-{stack}", tags=[stack, "runs"], requires=needs, allow_parallel=ON_CPU, default=False)(run)
 
 
 MATRIX = devices()
+ON_CPU = chosen_device() == "cpu"  # two cells on one GPU would wait for each other and measure each other
 DEVICE = MATRIX.get(chosen_device()) or {}
 TOOLCHAIN = DEVICE.get("toolchain")
 
@@ -125,7 +126,7 @@ for name in dict.fromkeys(name for device in MATRIX.values() for name in stacks(
     register_stack(name)
 
 
-@nox.session(requires=[f"image-{TOOLCHAIN}"] if TOOLCHAIN in stacks(DEVICE) else [], default=False)
+@nox.session(requires=[f"image-{TOOLCHAIN}"] if TOOLCHAIN in stacks(DEVICE) else [], allow_parallel=True, default=False)
 def kernels(session: nox.Session) -> None:
     """Compile the op's kernel library, once an architecture, in the toolchain's stack."""
     contained(session, "kernels")
