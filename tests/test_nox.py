@@ -134,4 +134,6 @@ def test_ctrl_c_through_nox_leaves_no_container_and_loses_nothing(tmp_path: Path
     while engine.client().containers.list(filters=filters):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+    engine.sweep()
+    assert not engine.client().containers.list(all=True, filters=filters)
     assert len(list((project.out / "cells").glob("[0-9a-f]*"))) == 1
