@@ -11,7 +11,7 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -153,11 +153,13 @@ def declared(folder: Path, op: Op, case: int) -> dict[str, TensorRef]:
     return {name: found[name] for name in wanted}
 
 
-def verify(folder: Path, record: Record, refs: Mapping[int, Mapping[str, TensorRef]]) -> None:
-    """Hold a capture's files against its record. Raises BitmatrixError at the first tensor that isn't the recorded one.
+def verified(folder: Path, record: Record, op: Op, cases: Iterable[int]) -> dict[int, dict[str, TensorRef]]:
+    """A capture's tensors by case and name, held against the op and its record.
 
-    A file with the size and time of its hashing isn't read again; one that was copied or touched is.
+    A file with the size and time of its hashing isn't read again; one that was copied or touched is. Raises
+    BitmatrixError at the first tensor that isn't the declared or the recorded one.
     """
+    refs = {case: declared(folder, op, case) for case in cases}
     for case, tensors_of in refs.items():
         recorded = record.tensors.get(str(case), {})
         touched = record.files.get(str(case)) != stamp(case_file(folder, case))
@@ -167,6 +169,7 @@ def verify(folder: Path, record: Record, refs: Mapping[int, Mapping[str, TensorR
                 raise BitmatrixError(f"{ref.path}: {name} is {ref.dtype} {list(ref.shape)}, its record says otherwise")
             if touched and tensors.sha256(ref) != facts.sha256:
                 raise BitmatrixError(f"{ref.path}: {name} has another digest than its record says")
+    return refs
 
 
 def stamp(path: Path) -> FileStamp:

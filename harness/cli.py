@@ -60,6 +60,11 @@ class Setup:
     fresh: bool
 
     @property
+    def needed(self) -> list[str]:
+        """The stacks that the plan needs: those of its cells, then the toolchain's."""
+        return list(dict.fromkeys([*self.plan.stacks(), *filter(None, [self.toolchain])]))
+
+    @property
     def toolchain(self) -> str | None:
         """The stack that compiles the op's kernel library, if the op has one and a cell of the plan runs it."""
         has_source = library.source_folder(self.workspace.kernels / self.matrix.op) is not None
@@ -104,7 +109,7 @@ def _matrix(options: argparse.Namespace) -> int:
     progress = Progress(len(setup.plan.cells))
     progress.say(_describe(setup))
     _sweep(setup, progress)
-    for name in dict.fromkeys([*setup.plan.stacks(), *filter(None, [setup.toolchain])]):
+    for name in setup.needed:
         _stack(setup, name, progress)
     _compile(setup, progress)
     with progress.step("preparing inputs"):
@@ -146,17 +151,16 @@ def _kernels(options: argparse.Namespace) -> int:
 def _image(options: argparse.Namespace) -> int:
     setup = _setup(options, checked=True)
     progress = Progress(0)
-    needed = list(dict.fromkeys([*setup.plan.stacks(), *filter(None, [setup.toolchain])]))
-    names = _known(setup, options.names) or needed
+    names = _known(setup.matrix, setup.device, options.names) or setup.needed
     if setup.plan.narrowed:
-        names = [name for name in names if name in needed]
+        names = [name for name in names if name in setup.needed]
     records = [_stack(setup, name, progress) for name in names]
     return 0 if all(record.status == "done" for record in records) else 1
 
 
 def _run(options: argparse.Namespace) -> int:
     setup = _setup(options)
-    asked = _known(setup, options.names)
+    asked = _known(setup.matrix, setup.device, options.names)
     names = [name for name in setup.plan.stacks() if name in asked or not asked]
     progress = Progress(sum(cell.stack in names for cell in setup.plan.cells))
     _sweep(setup, progress)
@@ -179,11 +183,9 @@ def _lock(options: argparse.Namespace) -> int:
     declared = matrix.load(workspace.matrix, workspace.kernels)
     device_name = cast(DeviceName, options.device or device.default())
     stacks = declared.device(device_name).stacks
-    unknown = [name for name in options.stack if name not in stacks]
-    if unknown:
-        raise BadInput(f"device {device_name} has no stack {', '.join(unknown)} (known: {', '.join(stacks)})")
+    asked = _known(declared, device_name, options.stack)
     chosen, _ = isolation.choose(cast("IsolationName | None", options.isolation))
-    for name in options.stack or stacks:
+    for name in asked or stacks:
         path = environments.lock_of(workspace, declared, device_name, name)
         with Progress(0).step(f"resolving {name}"):
             pins = resolve.pins(workspace, declared, device_name, name, chosen)
@@ -266,11 +268,12 @@ def _setup(options: argparse.Namespace, *, checked: bool = False) -> Setup:
     )
 
 
-def _known(setup: Setup, names: list[str]) -> list[str]:
-    stacks = setup.matrix.device(setup.device).stacks
+def _known(declared: Matrix, device_name: DeviceName, names: list[str]) -> list[str]:
+    """The names, if the device has stacks of all of them; raises BadInput otherwise."""
+    stacks = declared.device(device_name).stacks
     unknown = [name for name in names if name not in stacks]
     if unknown:
-        raise BadInput(f"device {setup.device} has no stack {', '.join(unknown)} (known: {', '.join(stacks)})")
+        raise BadInput(f"device {device_name} has no stack {', '.join(unknown)} (known: {', '.join(stacks)})")
     return names
 
 
@@ -329,7 +332,7 @@ def _prepared(setup: Setup) -> preparation.Preparation:
 def _report(folder: Path, workspace: Workspace, progress: Progress) -> int:
     with progress.step("comparing"):
         result = collect.collect(folder, workspace)
-    print(render.markdown(result.report), end="")
+    print(result.text, end="")
     for line in result.summary:
         progress.say(line)
     if result.refused:

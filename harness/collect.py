@@ -58,9 +58,7 @@ def _checked(folder: Path, described: Run, cell: RunCell, op: Op) -> tuple[Recor
             raise BitmatrixError(
                 f"{folder}/record.json: its {part} are not this run's; it can't stand in one table with it"
             )
-    refs = {case: capture.declared(folder, op, case) for case in described.cases}
-    capture.verify(folder, record, refs)
-    return record, refs
+    return record, capture.verified(folder, record, op, described.cases)
 
 
 class Comparisons:
@@ -89,9 +87,9 @@ class Comparisons:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A collected run: its report, whether every required cell is done, and lines that sum it up."""
+    """A collected run: its report as Markdown, whether every required cell is done, and lines that sum it up."""
 
-    report: Report
+    text: str
     complete: bool
     refused: bool
     """Whether a capture that was taken in isn't what its record says, or isn't this run's."""
@@ -109,13 +107,14 @@ def collect(folder: Path, workspace: Workspace) -> Result:
     finally:
         comparisons.save()
     report.write(folder / "report.json", built)
-    write_text(folder / "report.md", render.markdown(built))
+    text = render.markdown(built)
+    write_text(folder / "report.md", text)
     rundir.point_latest(workspace, folder)
     missing = [cell for cell in cells if cell.status != "done"]
     done = f"{len(cells) - len(missing)} of {len(cells)} cells done"
     summary = [f"{cell.cell.name}: {cell.status.replace('_', ' ')}: {cell.reason}" for cell in missing]
     return Result(
-        report=built,
+        text=text,
         complete=not any(cell.cell.required for cell in missing),
         refused=any(cell.cell.status == "done" for cell in missing),
         summary=[*summary, f"{done}; {folder / 'report.md'}, {folder / 'report.json'}"],

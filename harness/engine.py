@@ -100,10 +100,20 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How a container ended. `exit_code` is None when it had to be stopped for its time."""
+    """How a container or process ended. `exit_code` is None when it had to be stopped for its time."""
 
     exit_code: int | None
-    out_of_memory: bool
+    out_of_memory: bool = False
+
+
+def confined() -> dict[str, Any]:
+    """Options of every container made here: no capabilities, and no way to more privileges."""
+    return {"cap_drop": ["ALL"], "security_opt": ["no-new-privileges"]}
+
+
+def as_caller() -> dict[str, Any]:
+    """Options of one whose files must be the caller's: `confined`, and the caller's user and group."""
+    return {**confined(), "user": f"{os.getuid()}:{os.getgid()}"}
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ wheelhouse alone, and is committed. A site's certificates and settings are only 
 
 from __future__ import annotations
 
-import os
 import platform
 from dataclasses import dataclass
 from functools import partial
@@ -101,9 +100,7 @@ def networked(
         options={
             # The host's network, because a site's proxy may listen on the host alone.
             "network_mode": "host",
-            "user": f"{os.getuid()}:{os.getgid()}",
-            "cap_drop": ["ALL"],
-            "security_opt": ["no-new-privileges"],
+            **engine.as_caller(),
         },
     )
     with engine.container(request) as made:
@@ -138,8 +135,7 @@ def _install(tag: str, lock: Lock, wheels: Path, *, recipe: Path, image: str, lo
             "network_mode": "none",
             # What is mounted needs places; on a tmpfs they leave nothing in the layer.
             "tmpfs": {"/mnt": "", "/tmp": ""},  # noqa: S108
-            "cap_drop": ["ALL"],
-            "security_opt": ["no-new-privileges"],
+            **engine.confined(),
         },
     )
     with engine.container(request) as made:

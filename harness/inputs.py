@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from harness.cell.op import Input, Op
 from harness.errors import BadInput
-from harness.files import locked, read_json, sha256_json, temporary_folder, write_json
+from harness.files import locked, read_json, sha256_json, temporary_folder
 
 _TERMS = 12
 _CENTRE = _TERMS // 2 * (2**32 - 1)
@@ -57,12 +57,11 @@ def make(out: Path, op: Op, cases: tuple[int, ...]) -> Path:
     identity = {"scheme": SCHEME, "rows": rows, "inputs": [_identity(tensor) for tensor in op.inputs]}
     folder = out / "inputs" / f"{op.name}-{sha256_json(identity)[:16]}"
     with locked(out / "inputs" / ".lock"):
-        if not (folder / "digests.json").is_file():
+        if not folder.is_dir():
             with temporary_folder(folder.parent, op.name) as temporary:
                 for tensor in op.inputs:
                     np.save(temporary / f"{tensor.name}.npy", _array(tensor, rows), allow_pickle=False)
                 temporary.rename(folder)
-            write_json(folder / "digests.json", digests(folder, op, cases))
     return folder
 
 

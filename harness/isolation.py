@@ -18,7 +18,7 @@ from typing import Any
 from docker import types
 
 from harness import engine
-from harness.engine import Mount, Request
+from harness.engine import Ending, Mount, Request
 from harness.environment import Environment
 from harness.files import write_json
 from harness.library import Library
@@ -54,14 +54,6 @@ class Task:
     def output(self) -> Path:
         """The one folder that the process may write."""
         return self.folder / "output"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ending:
-    """How the process ended: its exit code, or None when it was stopped because its time was over."""
-
-    exit_code: int | None
-    out_of_memory: bool = False
 
 
 def choose(asked: IsolationName | None) -> tuple[IsolationName, str]:
@@ -126,8 +118,7 @@ def _environment(task: Task, runtime: Path, scratch: str, inherited: Mapping[str
 
 def _container(task: Task) -> Ending:
     with engine.container(container_request(task)) as made:
-        ending = engine.run(made, log=task.log, seconds=task.plan.limits.seconds)
-    return Ending(exit_code=ending.exit_code, out_of_memory=ending.out_of_memory)
+        return engine.run(made, log=task.log, seconds=task.plan.limits.seconds)
 
 
 def container_request(task: Task) -> Request:
@@ -154,15 +145,13 @@ def container_request(task: Task) -> Request:
 
 def _restrictions(limits: Limits) -> dict[str, Any]:
     return {
+        **engine.as_caller(),
         # A process that is the container's first ignores signals it has no handler for: it must not be the first.
         "init": True,
         "network_mode": "none",
         "read_only": True,
         # Triton compiles into it and loads what it compiled: it must be executable.
         "tmpfs": {_SCRATCH: "rw,exec,nosuid,nodev,mode=1777"},
-        "cap_drop": ["ALL"],
-        "security_opt": ["no-new-privileges"],
-        "user": f"{os.getuid()}:{os.getgid()}",
         "mem_limit": f"{limits.memory_gib}g",
         "pids_limit": limits.processes,
         "shm_size": _SHM_BYTES,

@@ -9,8 +9,9 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from harness import engine
 from harness.engine import Mount, Request
@@ -62,6 +63,10 @@ class Library:
     architecture: str
     compiler: str
     flags: tuple[str, ...]
+
+    def facts(self) -> dict[str, Any]:
+        """The library in a record or report: by its file's name, for its folder is this host's own."""
+        return {**asdict(self), "path": self.path.name, "flags": list(self.flags)}
 
 
 def source_folder(op_folder: Path) -> Path | None:
@@ -145,27 +150,21 @@ def _flags() -> list[str]:
 
 
 def _compile(source: Path, folder: Path, file: str, environment: Environment, log: Path) -> None:
+    names = [path.name for path in sorted(source.glob("*.cpp"))]
     if environment.isolation != "docker":
-        names = [path.name for path in sorted(source.glob("*.cpp"))]
         command = _command(environment.python, source, names, folder / file)
         cache = str(folder / ".cache")
         zig = {"ZIG_GLOBAL_CACHE_DIR": cache, "ZIG_LOCAL_CACHE_DIR": cache}
         logged(command, log=log, what="compiling the kernel", environment={**os.environ, **zig})
         return
     assert environment.image is not None
-    names = [path.name for path in sorted(source.glob("*.cpp"))]
     request = Request(
         image=environment.image,
         purpose="kernels",
         command=_command(environment.python, Path("/mnt/src"), names, Path("/mnt/out") / file),
         mounts=(Mount(source, "/mnt/src"), Mount(folder, "/mnt/out", writable=True)),
         environment={"ZIG_GLOBAL_CACHE_DIR": "/tmp/zig", "ZIG_LOCAL_CACHE_DIR": "/tmp/zig", "HOME": "/tmp"},  # noqa: S108
-        options={
-            "network_mode": "none",
-            "user": f"{os.getuid()}:{os.getgid()}",
-            "cap_drop": ["ALL"],
-            "security_opt": ["no-new-privileges"],
-        },
+        options={"network_mode": "none", **engine.as_caller()},
     )
     with engine.container(request) as made:
         ending = engine.run(made, log=log, seconds=_SECONDS)

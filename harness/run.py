@@ -11,10 +11,10 @@ from pathlib import Path
 
 from harness import capture, isolation
 from harness.capture import Record, Verdict
-from harness.engine import EngineError
+from harness.engine import Ending, EngineError
 from harness.errors import BitmatrixError
 from harness.files import locked, temporary_folder
-from harness.isolation import Ending, Task
+from harness.isolation import Task
 from harness.plan import Cell
 from harness.preparation import Blocked, Preparation, Ready
 from harness.progress import Progress
@@ -70,8 +70,7 @@ def _holds(preparation: Preparation, record: Record) -> bool:
     """Whether a kept capture is still what its record says; one that was damaged is made again."""
     folder = preparation.workspace.cells / record.key
     try:
-        refs = {case: capture.declared(folder, preparation.op, case) for case in preparation.plan.cases}
-        capture.verify(folder, record, refs)
+        capture.verified(folder, record, preparation.op, preparation.plan.cases)
     except BitmatrixError:
         return False
     return True
@@ -103,9 +102,7 @@ def _attempt(preparation: Preparation, cell: Cell, ready: Ready, folder: Path) -
         exit_code=ending.exit_code,
         identity=dict(ready.identity),
         environment=asdict(ready.environment),
-        library={**asdict(ready.library), "path": ready.library.path.name, "flags": list(ready.library.flags)}
-        if ready.library
-        else None,
+        library=ready.library.facts() if ready.library else None,
         tensors=verdict.tensors,
         files={case: capture.stamp(capture.case_file(folder, case)) for case in verdict.tensors},
         claims=verdict.claims,

@@ -100,9 +100,7 @@ def assemble(preparation: Preparation, matrix: Matrix) -> Path:
         mode_environment={name: mode.environment for name, mode in device.modes.items()},
         inputs=dict(preparation.input_digests),
         inputs_pinned=preparation.inputs_pinned,
-        library=None
-        if library is None or isinstance(library, Blocked)
-        else {**asdict(library), "path": library.path.name, "flags": list(library.flags)},
+        library=None if library is None or isinstance(library, Blocked) else library.facts(),
         commit=commit,
         dirty=dirty,
         cells=[cell for cell, _ in cells],
