@@ -88,6 +88,8 @@ class Mode(_Closed):
     """CPU threads, where other than the device's."""
     architectures: list[Architecture] | None = None
     """Where the mode exists; elsewhere its cells are unavailable. Default: everywhere."""
+    capability: Annotated[str, Field(pattern=r"^[0-9]{1,2}\.[0-9]$")] | None = None
+    """The least compute capability of a GPU that the mode supports, e.g. "8.0"; below it its cells are unavailable."""
 
 
 class Candidate(_Closed):
@@ -192,6 +194,7 @@ def cell_name(candidate: str, mode: str | None) -> str:
 _BY_PATTERN = {
     r"^[a-z][a-z0-9_]*$": "must be a name of small letters, digits and _ that starts with a letter",
     r"^[^\s@]+@sha256:[0-9a-f]{64}$": "must be an image by digest, name@sha256:<64 hex digits>; a tag can change",
+    r"^[0-9]{1,2}\.[0-9]$": 'must be a compute capability, e.g. "9.0"',
     r"^[^\x00-\x1f\x7f]*$": "must be one line of text without control characters",
 }
 

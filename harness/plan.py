@@ -26,6 +26,8 @@ class Cell:
     threads: int
     activation: Activation | None
     architectures: tuple[str, ...] | None
+    capability: str | None
+    """The least compute capability, where the mode names one."""
 
     @property
     def name(self) -> str:
@@ -113,6 +115,7 @@ def _cells(matrix: Matrix, device_name: DeviceName) -> list[Cell]:
                     threads=(mode.threads if mode else None) or device.threads,
                     activation=mode.activation if mode else None,
                     architectures=tuple(mode.architectures) if mode and mode.architectures else None,
+                    capability=mode.capability if mode else None,
                 )
             )
     return cells
