@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -25,6 +26,8 @@ def measure(*, repeats: int) -> bool:
     with tempfile.TemporaryDirectory(prefix="bench-", dir=_out()) as out:
         for repeat in range(repeats + 1):
             for isolation, seconds in found.items():
+                # Creating a container flushes the disk, and with it what an earlier run left to be written.
+                os.sync()
                 options = ["--out", out, "--device", "cpu", "--isolation", isolation, "--fresh"]
                 if cli.main(["matrix", *options]) == cli.BAD_INPUT:
                     return False
