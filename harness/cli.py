@@ -33,6 +33,7 @@ from harness import (
     resolve,
     run,
     rundir,
+    structure,
 )
 from harness import environment as environments
 from harness.environment import StackRecord
@@ -215,6 +216,15 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
+def _structure(options: argparse.Namespace) -> int:
+    found = structure.differences(report.load(options.wanted), report.load(options.found))
+    for difference in found:
+        print(difference)
+    parted = sum(difference.kind != "extra" for difference in found)
+    print(f"{options.found}: {parted} part(s) of {options.wanted} missing or unlike, {len(found) - parted} extra")
+    return 1 if parted else 0
+
+
 def _schema(options: argparse.Namespace) -> int:
     text = json.dumps(matrix.Matrix.model_json_schema(), indent=2) + "\n"
     if options.write:
@@ -391,6 +401,9 @@ def _parser() -> argparse.ArgumentParser:
         "names", nargs="*", metavar="BASE"
     )
     add("show", _show, "print a report as Markdown", common).add_argument("file", type=Path, metavar="REPORT.json")
+    structured = add("structure", _structure, "whether a report has another's keys, order and cells", common)
+    structured.add_argument("wanted", type=Path, metavar="WANTED.json")
+    structured.add_argument("found", type=Path, metavar="FOUND.json")
     add("schema", _schema, "print the JSON Schema of matrix.yaml", common).add_argument(
         "--write", type=Path, metavar="FILE"
     )

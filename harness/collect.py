@@ -309,8 +309,22 @@ def _cell_details(
         seconds=cell.record.seconds if cell.record else None,
         key=cell.cell.key,
         overrides=[f"{item['operator']} ({item['key']})" for item in overrides if _is_override(item)],
+        inert=_inert(cell),
         note=_note(cell, cells, digests),
     )
+
+
+def _inert(cell: Collected) -> bool:
+    """Whether the activation ran and changed nothing: no operator, function or flag of torch's, no variable.
+
+    Without torch nothing is seen, and nothing is said.
+    """
+    claims = cell.record.claims if cell.record else {}
+    activation = claims.get("activation")
+    if not isinstance(activation, dict) or activation.get("seen") is not True:
+        return False
+    traces = (activation.get("environment"), activation.get("flags"), claims.get("overrides"), claims.get("patches"))
+    return not any(traces)
 
 
 def _is_override(item: object) -> bool:
@@ -319,6 +333,9 @@ def _is_override(item: object) -> bool:
 
 def _note(cell: Collected, cells: list[Collected], digests: dict[str, dict[str, dict[str, str]]]) -> str | None:
     """Whether a mode that declares something changed nothing: the dispatch table can't show an environment's effect."""
+    if _inert(cell):
+        rest = "; only its declared environment could have acted" if cell.cell.environment else ""
+        return f"inert: its activation replaced no operator and set nothing{rest}"
     if not cell.record or not (cell.cell.environment or cell.cell.activated):
         return None
     for other in cells:

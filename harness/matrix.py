@@ -15,13 +15,23 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from packaging.requirements import InvalidRequirement, Requirement
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from harness.document import Ambiguous, Document, Path_, Problem, fail, read
 from harness.errors import BadInput
 
 LARGEST_CASE = 65_536
+
+
+def _specifier(text: str) -> str:
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier as error:
+        raise ValueError(f'a range of versions is wanted, e.g. ">=0.30.0,<0.31", not {text!r}') from error
+    return text
+
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
 Case = Annotated[int, Field(ge=1, le=LARGEST_CASE)]
@@ -30,6 +40,7 @@ Value = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=4096)]
 Text = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$", min_length=1, max_length=500)]
 Digest = Annotated[str, Field(pattern=r"^[^\s@]+@sha256:[0-9a-f]{64}$")]
 Function = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]
+Versions = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=200), AfterValidator(_specifier)]
 Architecture = Literal["x86_64", "aarch64"]
 DeviceName = Literal["cpu", "cuda"]
 
@@ -74,6 +85,10 @@ class Activation(_Closed):
 
     function: Function
     """`package.module:function`."""
+    versions: Versions | None = None
+    """The releases of the package that have it there, e.g. ">=0.30.0": the words of a cell whose version has not."""
+    elsewhere: dict[Function, Versions] = {}
+    """Where other releases keep it; the first that the installed version has is called."""
     arguments: dict[Variable, str | int | bool | float | None] = {}
 
 

@@ -13,6 +13,7 @@ _MOST = 300
 """Characters of a text that a table shows; the whole is in report.json."""
 
 EQUAL = "="
+INERT = "inert"
 ABSENT = "absent"
 
 
@@ -31,8 +32,8 @@ def markdown(report: Report) -> str:
         details=report.bitmatrix,
         columns=columns.labels,
         sections=sections,
-        same=[group for group in classes.whole if len(group) > 1],
-        agreements=_agreements(classes),
+        same=[group for group in _active(report, classes.whole) if len(group) > 1],
+        agreements=_agreements(report, classes),
     )
     return rendered.rstrip("\n") + "\n"
 
@@ -150,18 +151,33 @@ def _columns(report: Report) -> Columns:
 def _section(report: Report, reference: str, columns: Columns) -> Section:
     rows, equal = [], []
     whole = {str(case) for case in report.cases}
+    inert = _inert(report)
     for cell, result in report.results.items():
         cases = result.versus.get(reference, {})
-        found = [_row(cell, case, columns, cases[case]) for case in sorted(cases, key=_numeric)]
+        alike = INERT if cell in inert else EQUAL
+        found = [_row(cell, case, columns, cases[case], alike) for case in sorted(cases, key=_numeric)]
         rows += found
         if whole <= cases.keys() and all(mark == EQUAL for row in found for mark in row.marks):
             equal.append(cell)
     return Section(reference=reference, rows=rows, equal=equal, absent=_absent(report, reference, rows))
 
 
-def _row(cell: str, case: str, columns: Columns, compared: Case) -> Row:
+def _row(cell: str, case: str, columns: Columns, compared: Case, alike: str) -> Row:
     by_label = columns.of(compared)
-    return Row(cell=cell, case=case, marks=[mark(by_label.get(label)) for label in columns.labels])
+    marks = [mark(by_label.get(label)) for label in columns.labels]
+    return Row(cell=cell, case=case, marks=[alike if mark == EQUAL else mark for mark in marks])
+
+
+def _inert(report: Report) -> set[str]:
+    """The cells whose mode did nothing: that they equal another says nothing of the mode."""
+    cells = report.bitmatrix.cells if report.bitmatrix else {}
+    return {name for name, cell in cells.items() if cell.inert}
+
+
+def _active(report: Report, groups: list[list[str]]) -> list[list[str]]:
+    """The groups without inert cells."""
+    inert = _inert(report)
+    return [[cell for cell in group if cell not in inert] for group in groups]
 
 
 def _absent(report: Report, reference: str, rows: list[Row]) -> str | None:
@@ -212,14 +228,14 @@ def _joined(groups: list[list[str]]) -> list[list[str]]:
     return joined
 
 
-def _agreements(classes: Classes) -> list[Agreement]:
+def _agreements(report: Report, classes: Classes) -> list[Agreement]:
     """Each group of equal cells with where it is equal, the largest first."""
     places: dict[tuple[str, ...], dict[str, list[str]]] = {}
     everywhere: dict[str, list[str]] = {}
     for case in sorted(classes.by_case, key=_numeric):
         for tensor, groups in classes.by_case[case].items():
             everywhere.setdefault(tensor, []).append(case)
-            for group in groups:
+            for group in _active(report, groups):
                 if len(group) > 1:
                     places.setdefault(tuple(group), {}).setdefault(tensor, []).append(case)
     return [

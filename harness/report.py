@@ -144,6 +144,8 @@ class CellDetails(_Own):
     key: str | None
     overrides: list[str] = []
     """The aten operators that its mode replaced, with the dispatch key."""
+    inert: bool = False
+    """Whether its mode's activation replaced nothing and set nothing that torch or the environment shows."""
     note: str | None = None
 
 

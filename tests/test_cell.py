@@ -176,14 +176,42 @@ def test_the_activation_is_called_with_its_arguments_before_the_candidate_is_loa
     ("function", "words"),
     [
         ("absent_framework.modes:enable", ("package absent_framework is not installed",)),
-        ("numpy.absent.modes:enable", (f"numpy {np.__version__} has no module numpy.absent",)),
-        ("numpy.linalg:enable", (f"numpy {np.__version__} has no numpy.linalg.enable",)),
+        ("numpy.absent.modes:enable", (f"numpy {np.__version__} has no numpy.absent.modes:enable",)),
+        ("numpy.linalg:enable", (f"numpy {np.__version__} has no numpy.linalg:enable",)),
     ],
 )
 def test_a_mode_that_this_version_lacks_is_unavailable_and_names_the_version(
     tmp_path: Path, function: str, words: tuple[str, ...]
 ) -> None:
     refused(ended(tmp_path, activation={"function": function, "arguments": {}}), UNAVAILABLE, *words)
+
+
+def test_the_place_that_the_installed_version_has_is_called(tmp_path: Path) -> None:
+    (tmp_path / "switch").mkdir()
+    (tmp_path / "switch" / "__init__.py").touch()
+    (tmp_path / "switch" / "older.py").write_text("def enable():\n    pass\n")
+    activation = {"function": "switch.newer:enable", "versions": ">=2", "elsewhere": {"switch.older:enable": "<2"}}
+    ending = ended(tmp_path, activation=activation)
+    assert ending.code == DONE, ending.stderr
+    assert ending.claims["activation"]["function"] == "switch.older:enable"
+
+
+def test_a_mode_that_no_place_has_names_the_versions_that_have_it(tmp_path: Path) -> None:
+    activation = {"function": "numpy.a:enable", "versions": ">=9", "elsewhere": {"numpy.b:enable": ">=8,<9"}}
+    words = ("numpy.a:enable (in versions >=9)", "numpy.b:enable (in versions >=8,<9)")
+    refused(ended(tmp_path, activation=activation), UNAVAILABLE, f"numpy {np.__version__} has no", *words)
+
+
+def test_an_argument_that_this_version_does_not_take_is_unavailable(tmp_path: Path) -> None:
+    (tmp_path / "switch.py").write_text("def enable():\n    pass\n")
+    activation = {"function": "switch:enable", "arguments": {"backend": "small"}}
+    refused(ended(tmp_path, activation=activation), UNAVAILABLE, "switch:enable", "backend")
+
+
+def test_a_variable_that_the_activation_sets_is_claimed(tmp_path: Path) -> None:
+    (tmp_path / "switch.py").write_text("import os\n\ndef enable():\n    os.environ['SMALL'] = '1'\n")
+    claims = ended(tmp_path, activation={"function": "switch:enable"}).claims
+    assert claims["activation"]["environment"] == {"SMALL": [None, "1"]}
 
 
 def test_an_activation_that_raises_is_a_fault(tmp_path: Path) -> None:

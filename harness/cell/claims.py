@@ -22,9 +22,10 @@ class Claims:
     """Filled in as the cell proceeds, so that a cell that ends early still says what it knows.
 
     `tensors` maps case (text) and result name to dtype, shape and SHA-256; `inputs` holds the digests found;
-    `seconds` wall time by phase (a GPU's asynchronous work ends in a case's `write`); `overrides` and `patches` what
-    the activation replaced in torch; `precision` torch's flags as the activation left them (`found`) and as the
-    cases ran (`in_force`).
+    `seconds` wall time by phase (a GPU's asynchronous work ends in a case's `write`). `activation` says which function
+    switched the mode on, whether torch was there to be looked at (`seen`), and what it set in the process'
+    `environment` and in torch's `flags`, before and after; `overrides` and `patches` what it replaced in torch;
+    `precision` torch's flags as the activation left them (`found`) and as the cases ran (`in_force`).
     """
 
     cell: str
@@ -33,6 +34,7 @@ class Claims:
     tensors: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     inputs: dict[str, str | dict[str, str]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    activation: dict[str, Any] | None = None
     overrides: list[dict[str, Any]] = field(default_factory=list)
     patches: list[dict[str, Any]] = field(default_factory=list)
     precision: dict[str, Any] = field(default_factory=dict)

@@ -21,9 +21,14 @@ class BadJob(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Activation:
-    """The call that switches a mode on: `function` is "package.module:name"."""
+    """The call that switches a mode on: `function` is "package.module:name", as the releases `versions` have it.
+
+    `elsewhere` names where other releases keep it, with their versions. Versions serve the message alone.
+    """
 
     function: str
+    versions: str | None = None
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
-from typing import Any
 
 from harness.cell.op import Unavailable
 
@@ -25,14 +23,6 @@ def packages_needed() -> Iterator[None]:
         if top == "harness" or top.startswith("bitmatrix_"):
             raise
         raise Unavailable(_absence(error)) from error
-
-
-def function_of(module: ModuleType, name: str) -> Callable[..., Any]:
-    """The function `name` of `module`; raises Unavailable, naming the installed version, when it has none."""
-    function: Callable[..., Any] | None = getattr(module, name, None)
-    if function is None:
-        raise Unavailable(f"{installed(module.__name__)} has no {module.__name__}.{name}")
-    return function
 
 
 def installed(module: str) -> str:

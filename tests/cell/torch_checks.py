@@ -104,9 +104,17 @@ def check_a_mode_that_brings_torch_itself_is_not_charged_with_torch_s_own_kernel
     assert [override["operator"] for override in claims["overrides"]] == ["aten::mm"]
 
 
+def check_a_mode_that_does_nothing_leaves_no_trace(root: Path) -> None:
+    claims = done(cell(root, TORCH, "def enable():\n    pass\n", activation={"function": "mode:enable"}))
+    assert claims["overrides"] == claims["patches"] == []
+    assert claims["activation"] == {"function": "mode:enable", "seen": True, "environment": {}, "flags": {}}
+
+
 def check_tf32_is_off_whatever_the_mode_chose(root: Path) -> None:
     old = "import torch\n\ndef enable():\n    torch.backends.cuda.matmul.allow_tf32 = True\n"
-    precision = done(cell(root, TORCH, old, activation={"function": "mode:enable"}))["precision"]
+    claims = done(cell(root, TORCH, old, activation={"function": "mode:enable"}))
+    assert claims["activation"]["flags"]["cuda.matmul.allow_tf32"] == [False, True]
+    precision = claims["precision"]
     for moment, allowed in (("found", True), ("in_force", False)):
         assert precision[moment]["cuda.matmul.allow_tf32"] is allowed, precision
     assert precision["found"]["cudnn.allow_tf32"] is True, precision
