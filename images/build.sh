@@ -5,6 +5,16 @@ set -eu
 interpreter=$1 lock=$2 wheelhouse=$3 build_lock=$4 build_wheelhouse=$5 work=$6 out=$7
 shift 7
 mkdir -p "$work"
+
+explain() {
+    code=$?
+    if [ "$code" != 0 ] && ! command -v c++ >/dev/null; then
+        echo "ERROR: there is no C++ compiler here, which most builds need: add g++ to the base's packages" >&2
+    fi
+    exit "$code"
+}
+trap explain EXIT
+
 "$interpreter" -m venv "$work/env"
 python=$work/env/bin/python
 
