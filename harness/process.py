@@ -11,6 +11,7 @@ from harness.errors import BitmatrixError
 
 _TAIL_BYTES = 64 << 10
 _ERROR = re.compile(r"^(ERROR|E:|fatal|[\w.]*(Error|Exception): )|error: ")
+_COMPILER = re.compile(r":[0-9]+: (fatal )?error: |^nvcc fatal")
 _NO_REASON = re.compile(
     r"error: (subprocess-exited-with-error|metadata-generation-failed)|ERROR: Failed (building|to build)"
 )
@@ -52,7 +53,10 @@ def logged(
 
 
 def reason_in(log: Path) -> str:
-    """What a log says went wrong: its last error lines, else its last line; one line of at most 400 characters."""
+    """What a log says went wrong, in at most 400 characters.
+
+    Its first compiler error (what follows is its wake), else its last error lines, else its last line.
+    """
     with log.open("rb") as stream:
         stream.seek(0, 2)
         stream.seek(max(0, stream.tell() - _TAIL_BYTES))
@@ -60,5 +64,6 @@ def reason_in(log: Path) -> str:
     lines = [line for line in lines if not line.endswith(_SAYS_NOTHING)]
     errors = [line for line in lines if _ERROR.search(line) and not _NO_REASON.search(line)]
     errors = errors or [line for line in lines if "Error: " in line]
-    text = " / ".join(errors[-2:] or lines[-1:] or ["it printed nothing"])
+    compiler = [line for line in lines if _COMPILER.search(line)]
+    text = " / ".join(compiler[:1] or errors[-2:] or lines[-1:] or ["it printed nothing"])
     return "".join(character if character.isprintable() else " " for character in text)[:400]

@@ -26,8 +26,8 @@ fill "$lock" "$wheelhouse"
 fill "$build_lock" "$build_wheelhouse"
 export PATH="$work/env/bin:$PATH" MAX_JOBS="${MAX_JOBS:-$(nproc)}"
 
-# The CUDA toolkit of the package index has no unversioned names of libraries, which a linker asks for, and its folder
-# is called lib, where a build looks in lib64. nvcc is called without fast math, whatever a source asks for: it would
+# The CUDA packages of the index have no unversioned names of libraries, which a linker asks for, and their folders are
+# called lib, where a build looks in lib64. nvcc is called without fast math, whatever a source asks for: it would
 # make the kernel under test another function.
 packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 toolkit=$(find "$packages/nvidia" -path '*/bin/nvcc' 2>/dev/null | head -n 1)
@@ -39,11 +39,16 @@ if [ -n "$toolkit" ]; then
     ln -s "$CUDA_HOME/lib64" "$CUDA_HOME/lib"
     [ ! -d "$toolkit/nvvm" ] || ln -s "$toolkit/nvvm" "$CUDA_HOME/nvvm"
     for program in "$toolkit"/bin/*; do ln -s "$program" "$CUDA_HOME/bin/"; done
-    for library in "$toolkit"/lib/*; do
-        ln -s "$library" "$CUDA_HOME/lib64/"
+    for library in "$packages"/nvidia/*/lib/*; do
         name=$(basename "$library")
+        ln -sf "$library" "$CUDA_HOME/lib64/$name"
         case $name in *.so.*) ln -sf "$library" "$CUDA_HOME/lib64/${name%%.so.*}.so" ;; esac
     done
+    # cuDNN and NCCL have folders of their own beside the toolkit's.
+    for include in "$packages"/nvidia/*/include; do
+        [ "$include" = "$toolkit/include" ] || CPATH="${CPATH:+$CPATH:}$include"
+    done
+    export CPATH="${CPATH:-}" LIBRARY_PATH="$CUDA_HOME/lib64${LIBRARY_PATH:+:$LIBRARY_PATH}"
     rm "$CUDA_HOME/bin/nvcc"
     cat >"$CUDA_HOME/bin/nvcc" <<WRAPPER
 #!/bin/sh

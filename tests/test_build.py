@@ -35,6 +35,8 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
         network = True
     except OSError:
         network = False
+    assert any(os.path.isfile(path + "/probe.h") for path in os.environ["CPATH"].split(":")), "cuDNN's headers"
+    assert os.path.isfile(os.environ["CUDA_HOME"] + "/lib64/libprobe.so"), "a linker's name for cuDNN"
     said = subprocess.run(
         [os.environ["CUDA_HOME"] + "/bin/nvcc", "--use_fast_math", "-O3", "-use_fast_math", "a b.cu"],
         capture_output=True, text=True, check=True).stdout
@@ -61,9 +63,12 @@ class Project:
         files = {"pyproject.toml": PROJECT, "backend.py": BACKEND, "port.txt": port}
         self.archive = packages.archive(self.links, "bitmatrix-built", "1.0", files)
         probe = packages.wheel(self.links)
-        nvcc = packages.wheel(
-            self.links, "fake-nvcc", "1.0", {"nvidia/cu13/bin/nvcc": NVCC, "nvidia/cu13/lib/x.so.1": ""}
-        )
+        toolkit = {
+            "nvidia/cu13/bin/nvcc": NVCC,
+            "nvidia/cudnn/lib/libprobe.so.9": "",
+            "nvidia/cudnn/include/probe.h": "",
+        }
+        nvcc = packages.wheel(self.links, "fake-nvcc", "1.0", toolkit)
         self.other = packages.wheel(self.links, "bitmatrix-other", "1.0", {"bitmatrix_other.py": ""})
         self.lock = packages.lock_of(folder / "lock.txt", {"bitmatrix-built": ("1.0", self.archive)})
         self.lock_of_other = packages.lock_of(folder / "other.txt", {"bitmatrix-other": ("1.0", self.other)})
