@@ -124,9 +124,17 @@ def _root_filesystem(recipe: Debootstrap, cache: Path, log: Path) -> Iterator[Pa
 
 
 def _keyring(suite: str) -> Path | None:
-    """The keyring that debootstrap's own script for the suite names; without it, debootstrap would check nothing."""
+    """The keyring that debootstrap's own script for the suite names; without it, debootstrap would check nothing.
+
+    Raises BitmatrixError when there is no such script.
+    """
     script = _SCRIPTS / suite
-    words = script.read_text(encoding="utf-8").split() if script.is_file() else []
+    if not script.is_file():
+        raise BitmatrixError(
+            f"this host's debootstrap doesn't know the suite {suite} ({script} is missing): install a newer debootstrap, "
+            "or give the base by digest in matrix.yaml (`image: name@sha256:...`)"
+        )
+    words = script.read_text(encoding="utf-8").split()
     return next((Path(after) for word, after in zip(words, words[1:], strict=False) if word == "keyring"), None)
 
 

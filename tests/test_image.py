@@ -187,7 +187,10 @@ def test_a_base_whose_packages_could_not_be_checked_is_refused(tmp_path: Path, m
     recipe = Debootstrap(
         suite="noble", mirror="http://localhost:9", packages=["python3", "python3-pip", "python3-venv"]
     )
-    with pytest.raises(BitmatrixError, match="can't be checked without /nowhere.*`apt-get install ubuntu-keyring`"):
+    with pytest.raises(BitmatrixError, match=r"can't be checked without /nowhere.*`apt-get install ubuntu-keyring`"):
+        base.ensure("noble", Base(python="3.12", debootstrap=recipe), cache=tmp_path, log=tmp_path / "log")
+    (scripts / "noble").unlink()
+    with pytest.raises(BitmatrixError, match="debootstrap doesn't know the suite noble"):
         base.ensure("noble", Base(python="3.12", debootstrap=recipe), cache=tmp_path, log=tmp_path / "log")
 
 
