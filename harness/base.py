@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from harness import engine
@@ -131,11 +132,11 @@ def _keyring(suite: str) -> Path | None:
     script = _SCRIPTS / suite
     if not script.is_file():
         raise BitmatrixError(
-            f"this host's debootstrap doesn't know the suite {suite} ({script} is missing): install a newer debootstrap, "
+            f"this host's debootstrap doesn't know the suite {suite} ({script} is missing): install a newer one, "
             "or give the base by digest in matrix.yaml (`image: name@sha256:...`)"
         )
     words = script.read_text(encoding="utf-8").split()
-    return next((Path(after) for word, after in zip(words, words[1:], strict=False) if word == "keyring"), None)
+    return next((Path(after) for word, after in pairwise(words) if word == "keyring"), None)
 
 
 def _package_versions(root: Path) -> list[str]:

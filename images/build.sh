@@ -31,7 +31,9 @@ export PATH="$work/env/bin:$PATH" MAX_JOBS="${MAX_JOBS:-$(nproc)}"
 # make the kernel under test another function.
 packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 toolkit=$(find "$packages/nvidia" -path '*/bin/nvcc' 2>/dev/null | head -n 1)
+[ -n "$toolkit" ] || toolkit=$(PATH="${CUDA_HOME:-/usr/local/cuda}/bin:$PATH" command -v nvcc || :)
 if [ -n "$toolkit" ]; then
+    toolkit=$(readlink -f "$toolkit")
     toolkit=${toolkit%/bin/nvcc}
     export CUDA_HOME="$work/cuda"
     mkdir -p "$CUDA_HOME/bin" "$CUDA_HOME/lib64"
@@ -39,7 +41,8 @@ if [ -n "$toolkit" ]; then
     ln -s "$CUDA_HOME/lib64" "$CUDA_HOME/lib"
     [ ! -d "$toolkit/nvvm" ] || ln -s "$toolkit/nvvm" "$CUDA_HOME/nvvm"
     for program in "$toolkit"/bin/*; do ln -s "$program" "$CUDA_HOME/bin/"; done
-    for library in "$packages"/nvidia/*/lib/*; do
+    for library in "$toolkit"/lib64/* "$packages"/nvidia/*/lib/*; do
+        [ -e "$library" ] || continue
         name=$(basename "$library")
         ln -sf "$library" "$CUDA_HOME/lib64/$name"
         case $name in *.so.*) ln -sf "$library" "$CUDA_HOME/lib64/${name%%.so.*}.so" ;; esac
@@ -71,5 +74,9 @@ for source; do
     cp -R "$source" "$copy"
     chmod -R u+w "$copy"
     "$python" -m pip wheel --no-build-isolation --no-deps --no-index --no-cache-dir --progress-bar off \
-        --verbose --wheel-dir "$out" "$copy"
+        --verbose --wheel-dir "$out" "$copy" || {
+        command -v c++ >/dev/null || echo "ERROR: there is no C++ compiler: add g++ to the base's packages" >&2
+        [ -n "$toolkit" ] || echo "ERROR: there is no nvcc: add nvidia-cuda-nvcc to the stack's build.requirements" >&2
+        exit 1
+    }
 done

@@ -158,9 +158,32 @@ def test_a_source_that_installs_without_what_must_import_fails(site: Site, proje
 
 
 def test_a_build_that_fails_says_why_in_its_own_words(site: Site, project: Project) -> None:
-    builds = Builds(lock=packages.lock_of(project.links / "few.txt", {}), from_source=("bitmatrix-built",))
-    with pytest.raises(BitmatrixError, match=r"building from source failed .*No module named 'bitmatrix_probe'"):
+    builds = Builds(
+        lock=packages.lock_of(project.links / "few.txt", {}),
+        from_source=("bitmatrix-built",),
+        environment={"CUDA_HOME": "/nowhere", "PATH": "/usr/bin:/bin"},
+    )
+    with pytest.raises(BitmatrixError, match=r"building from source failed ") as caught:
         site.venv(project.lock, builds)
+    assert "No module named 'bitmatrix_probe'" in site.log.read_text()
+    assert "there is no nvcc: add nvidia-cuda-nvcc to the stack's build.requirements" in str(caught.value)
+
+
+def test_the_nvcc_of_a_base_is_called_without_fast_math_too(site: Site, project: Project, tmp_path: Path) -> None:
+    for name, text in {"bin/nvcc": NVCC, "lib64/libprobe.so": "", "include/probe.h": ""}.items():
+        path = tmp_path / "cuda" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    probe = {"bitmatrix-probe": ("1.0", project.links / packages.FILE)}
+    builds = Builds(
+        lock=packages.lock_of(tmp_path / "few.txt", probe),
+        from_source=("bitmatrix-built",),
+        environment={"CUDA_HOME": str(tmp_path / "cuda"), "CPATH": str(tmp_path / "cuda/include")},
+    )
+    made = site.venv(project.lock, builds)
+    answer = subprocess.run([made.python, "-c", SHOWN], capture_output=True, text=True, check=True).stdout
+    assert answer.endswith("-O3|a b.cu|\n")
 
 
 def test_an_archive_with_another_hash_is_refused_by_name(site: Site, project: Project) -> None:
