@@ -7,8 +7,10 @@ can name what a capture ran in without an engine.
 from __future__ import annotations
 
 import platform
+import re
 import sys
 import traceback
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -59,6 +61,15 @@ def lock_of(workspace: Workspace, matrix: Matrix, device: DeviceName, stack: str
     return lock.path_of(
         workspace.locks, stack=stack, device=device, architecture=platform.machine(), python=base.python
     )
+
+
+def cuda_of(pinned: Mapping[str, str]) -> str | None:
+    """The CUDA version ("13.0") that a lock's packages are built for, by its runtime library or torch's own suffix."""
+    for name, version in pinned.items():
+        if re.fullmatch(r"nvidia-cuda-runtime(-cu\d+)?", name):
+            return ".".join(version.split(".")[:2])
+    suffix = re.search(r"\+cu(\d+)(\d)$", pinned.get("torch", ""))
+    return f"{suffix[1]}.{suffix[2]}" if suffix else None
 
 
 def check_locks(workspace: Workspace, matrix: Matrix, device: DeviceName) -> None:
