@@ -155,7 +155,7 @@ def inputs(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def lock(session: nox.Session) -> None:
-    """Resolve the stacks' locks again and show what changes, by package. -- --stack NAME for one."""
+    """Resolve all locks of all devices again and show what changes. -- --device NAME, --stack NAME narrow it."""
     alone(session, "lock")
 
 

@@ -53,7 +53,7 @@ def _pulled(name: str, digest: str) -> BaseImage:
     image = engine.find_image(digest)
     if image is None:
         with engine.explained(f"pulling the base {name} ({digest})"):
-            engine.client().images.pull(digest)
+            engine.patient().images.pull(digest)
         image = engine.find_image(digest)
     if image is None:
         raise BitmatrixError(f"base {name}: the engine pulled {digest} but doesn't know it by that digest")
@@ -70,7 +70,7 @@ def _import(tag: str, recipe: Debootstrap, cache: Path, log: Path) -> None:
         )
         assert tar.stdout is not None
         with tar, engine.explained(f"importing the base {tag}"):
-            engine.client().api.import_image_from_stream(
+            engine.patient().api.import_image_from_stream(
                 tar.stdout,
                 repository=tag.rpartition(":")[0],
                 tag=tag.rpartition(":")[2],

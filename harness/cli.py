@@ -25,7 +25,6 @@ from harness import (
     inputs,
     isolation,
     library,
-    lock,
     matrix,
     plan,
     preparation,
@@ -187,19 +186,21 @@ def _collect(options: argparse.Namespace) -> int:
 def _lock(options: argparse.Namespace) -> int:
     workspace = _workspace(options)
     declared = matrix.load(workspace.matrix, workspace.kernels)
-    device_name = cast(DeviceName, options.device or device.default())
-    stacks = declared.device(device_name).stacks
-    asked = _known(declared, device_name, options.stack)
+    stacks = resolve.chosen(declared, options.device, options.stack)
     chosen, _ = isolation.choose(cast("IsolationName | None", options.isolation))
-    for name in asked or stacks:
-        path = environments.lock_of(workspace, declared, device_name, name)
-        with Progress(0).step(f"resolving {name}"):
-            pins = resolve.pins(workspace, declared, device_name, name, chosen)
-        old = lock.read(path).versions() if path.is_file() else {}
-        lines = resolve.changes(old, {pin.name: pin.version for pin in pins})
-        lock.write(path, stack=name, device=device_name, requirements=stacks[name].requirements, pins=pins)
-        print("\n  ".join([f"{path}: {len(pins)} packages, {len(lines)} changed", *lines]))
-    return 0
+    progress = Progress(0)
+    unresolved = []
+    for device_name, name in stacks:
+        try:
+            with progress.step(f"resolving {name} for {device_name}"):
+                for made in resolve.stack(workspace, declared, device_name, name, chosen):
+                    print("\n  ".join([f"{made.path}: {made.lines[0]}", *made.lines[1:]]), flush=True)
+        except BitmatrixError as error:
+            progress.say(f"stack {name} for {device_name} is not resolved: {error}")
+            unresolved.append(f"{device_name}/{name}")
+    if unresolved:
+        progress.say(f"not resolved, and left as they were: {', '.join(unresolved)}")
+    return 1 if unresolved else 0
 
 
 def _base(options: argparse.Namespace) -> int:

@@ -26,6 +26,7 @@ LABEL = "io.bitmatrix"
 """Marks every container and image made here; its sub-labels say for which run, stack or lock."""
 
 _ANSWER_SECONDS = 20
+_TRANSFER_SECONDS = 3600
 _LOG_BYTES = 16 << 20
 
 FAULTS = (DockerException, RequestException, OSError)
@@ -48,6 +49,20 @@ def client() -> docker.DockerClient:
             "root), set DOCKER_HOST, or choose --isolation venv"
         ) from error
     return engine
+
+
+@functools.cache
+def patient() -> docker.DockerClient:
+    """The same engine, for what moves gigabytes: it says nothing while it commits, pulls or imports an image."""
+    client()
+    return docker.from_env(timeout=_TRANSFER_SECONDS)
+
+
+def commit(made: Container, tag: str, changes: list[str]) -> None:
+    """Keep a container's files as the image `tag`, with these changes in a Dockerfile's words."""
+    with explained(f"committing {tag}"):
+        repository, _, label = tag.rpartition(":")
+        patient().api.commit(str(made.id), repository=repository, tag=label, changes=changes)
 
 
 def answers() -> bool:
@@ -152,6 +167,8 @@ def container(request: Request) -> Iterator[Container]:
                 request.image,
                 request.command,
                 name=name,
+                # A published image may start a program of its own; the command is all that runs here.
+                entrypoint=[""],
                 environment=request.environment,
                 labels={LABEL: request.purpose, f"{LABEL}.owner": _owner(), **request.labels},
                 # Not `volumes`: the SDK would declare each target as a volume, and a commit would keep that.

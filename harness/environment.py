@@ -15,11 +15,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from harness import engine, image, lock, venv
+from harness import build, engine, image, lock, published, venv
+from harness.build import Builds
 from harness.errors import BadInput, BitmatrixError, Unavailable
 from harness.files import read_json, sha256_json, write_json
 from harness.lock import Lock
-from harness.matrix import DeviceName, Matrix, Stack
+from harness.matrix import DeviceName, Matrix
 from harness.plan import IsolationName
 from harness.workspace import Workspace
 
@@ -43,6 +44,8 @@ class Environment:
     lock_sha256: str | None = None
     pinned: dict[str, str] = field(default_factory=dict)
     """Package -> version of the lock."""
+    made_from_source: dict[str, Any] = field(default_factory=dict)
+    """`wheels`: built file -> SHA-256; `nvcc`: the options it was called with; `sources`: name -> commit and tree."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +59,17 @@ class StackRecord:
 
 
 def lock_of(workspace: Workspace, matrix: Matrix, device: DeviceName, stack: str) -> Path:
-    """Where the lock of a stack lies for this architecture and its base's Python."""
-    base = matrix.bases[matrix.device(device).stacks[stack].base]
-    return lock.path_of(
-        workspace.locks, stack=stack, device=device, architecture=platform.machine(), python=base.python
-    )
+    """Where the lock of a stack lies for this architecture and its base's Python; a published image's digest."""
+    declared = matrix.device(device).stacks[stack]
+    if declared.base is None:
+        return published.path_of(workspace.locks, stack=stack, device=device, architecture=platform.machine())
+    python = matrix.bases[declared.base].python
+    return lock.path_of(workspace.locks, stack=stack, device=device, architecture=platform.machine(), python=python)
+
+
+def build_lock_of(workspace: Workspace, matrix: Matrix, device: DeviceName, stack: str) -> Path:
+    """Where the lock of a stack's build tools lies."""
+    return lock.build_path_of(lock_of(workspace, matrix, device, stack))
 
 
 def cuda_of(pinned: Mapping[str, str]) -> str | None:
@@ -76,10 +85,15 @@ def check_locks(workspace: Workspace, matrix: Matrix, device: DeviceName) -> Non
     """Raise BadInput unless every lock that exists meets its stack's requirements; all problems at once."""
     problems = []
     for name, stack in matrix.device(device).stacks.items():
-        path = lock_of(workspace, matrix, device, name)
-        if path.is_file():
+        if stack.base is None:
+            continue
+        wanted = [(lock_of(workspace, matrix, device, name), stack.requirements)]
+        if stack.build:
+            wanted.append((build_lock_of(workspace, matrix, device, name), stack.build.requirements))
+        for path, requirements in wanted:
             try:
-                lock.check(lock.read(path), stack.requirements)
+                if path.is_file():
+                    lock.check(lock.read(path), requirements)
             except BadInput as error:
                 problems.append(str(error))
     if problems:
@@ -131,54 +145,98 @@ def _make(
     stack = matrix.device(device).stacks[name]
     if isolation == "host":
         return _host(workspace, matrix, device, name)
-    pins = _lock(workspace, matrix, device, name, stack)
-    python = matrix.bases[stack.base].python
+    if stack.base is None:
+        return _published(workspace, matrix, device, name, isolation)
+    base = matrix.bases[stack.base]
+    pins = _lock(workspace, lock_of(workspace, matrix, device, name), stack.requirements, device, name)
+    builds = _builds(workspace, matrix, device, name, pins)
+    recipe = workspace.root / "images"
+    common: dict[str, Any] = {
+        "stack": name,
+        "isolation": isolation,
+        "lock": _relative(pins.path, workspace),
+        "lock_sha256": pins.sha256,
+        "pinned": pins.versions(),
+    }
     if isolation == "venv":
-        made = venv.ensure(pins, python=python, index=stack.index, cache=workspace.cache, log=log)
+        made = venv.ensure(
+            pins, builds, python=base.python, index=stack.index, recipe=recipe, cache=workspace.cache, log=log
+        )
         return Environment(
-            stack=name,
-            isolation=isolation,
-            python=str(made.python),
-            identity=made.identity,
-            lock=_relative(pins.path, workspace),
-            lock_sha256=pins.sha256,
-            pinned=pins.versions(),
+            **common, python=str(made.python), identity=made.identity, made_from_source=made.made_from_source
         )
     built = image.ensure(
         f"{device}-{name}",
         pins,
+        builds,
         base_name=stack.base,
-        base=matrix.bases[stack.base],
+        base=base,
         index=stack.index,
-        recipe=workspace.root / "images",
+        recipe=recipe,
         cache=workspace.cache,
         log=log,
     )
     return Environment(
-        stack=name,
-        isolation=isolation,
+        **common,
         python=image.PYTHON,
         identity=built.image_id,
         base=built.base,
         image=built.name,
         image_id=built.image_id,
         image_environment=built.environment,
-        lock=_relative(pins.path, workspace),
-        lock_sha256=pins.sha256,
-        pinned=pins.versions(),
+        made_from_source=built.made_from_source,
     )
 
 
-def _lock(workspace: Workspace, matrix: Matrix, device: DeviceName, name: str, stack: Stack) -> Lock:
-    path = lock_of(workspace, matrix, device, name)
+def _published(
+    workspace: Workspace, matrix: Matrix, device: DeviceName, name: str, isolation: IsolationName
+) -> Environment:
+    """A published image as it is; its own variables are on record."""
+    stack = matrix.device(device).stacks[name]
+    assert stack.python is not None
+    if isolation != "docker":
+        raise Unavailable("it is a published image, which only --isolation docker runs")
+    digest = stack.image
+    if digest is None:
+        assert stack.tag is not None
+        digest = published.read(lock_of(workspace, matrix, device, name), stack.tag, device=device, stack=name)
+    found = published.ensure(name, digest)
+    return Environment(
+        stack=name,
+        isolation=isolation,
+        python=stack.python,
+        identity=found.image_id,
+        base=digest,
+        image=digest,
+        image_id=found.image_id,
+        image_environment=found.environment,
+    )
+
+
+def _builds(workspace: Workspace, matrix: Matrix, device: DeviceName, name: str, pins: Lock) -> Builds:
+    """What is built for the stack. Raises BadInput when the lock has no package that is to be."""
+    stack = matrix.device(device).stacks[name]
+    tools = None
+    if stack.build:
+        path = build_lock_of(workspace, matrix, device, name)
+        tools = _lock(workspace, path, stack.build.requirements, device, name)
+    builds = build.plan(stack, tools)
+    for package in builds.from_source:
+        if package not in pins.pins:
+            raise BadInput(
+                f"{pins.path}: has no {package}, which stack {name} builds from source; correct `build.from_source`"
+            )
+    return builds
+
+
+def _lock(workspace: Workspace, path: Path, requirements: list[str], device: DeviceName, name: str) -> Lock:
     if not path.is_file():
         raise Unavailable(
-            f"stack {name} has no lock for {device} on {platform.machine()} with Python "
-            f"{matrix.bases[stack.base].python} ({_relative(path, workspace)}): "
+            f"stack {name} has no lock for {device} on {platform.machine()} ({_relative(path, workspace)}): "
             f"nox -s lock -- --device {device} --stack {name}"
         )
     pins = lock.read(path)
-    lock.check(pins, stack.requirements)
+    lock.check(pins, requirements)
     return pins
 
 
@@ -190,7 +248,7 @@ def _host(workspace: Workspace, matrix: Matrix, device: DeviceName, name: str) -
     """This interpreter. What the lock would pin is kept beside it: the report names what differs."""
     identity = {"executable": sys.executable, "version": sys.version, "packages": venv.installed(Path(sys.executable))}
     path = lock_of(workspace, matrix, device, name)
-    pins = lock.read(path) if path.is_file() else None
+    pins = lock.read(path) if matrix.device(device).stacks[name].base and path.is_file() else None
     return Environment(
         stack=name,
         isolation="host",

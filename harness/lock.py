@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.markers import InvalidMarker, Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -13,8 +16,10 @@ from harness.errors import BadInput
 from harness.files import sha256_file, write_text
 
 _PIN = re.compile(
-    r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;\\]+)\s*(?P<hashes>(\s*--hash=sha256:[0-9a-f]{64})+)"
+    r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(\[[A-Za-z0-9._, -]*\])?==(?P<version>[^\s;\\]+)"
+    r"(\s*;(?P<marker>[^\\]*?))?\s*(?P<hashes>(\s*--hash=sha256:[0-9a-f]{64})+)"
 )
+_FILE = re.compile(r".*-(?P<architecture>x86_64|aarch64)-py(?P<python>3\.[0-9]+)(-build)?\.txt")
 _HEADER = "# requirements: "
 
 
@@ -41,6 +46,11 @@ class Lock:
         return {name: pin.version for name, pin in self.pins.items()}
 
 
+def build_path_of(path: Path) -> Path:
+    """Beside a stack's lock that of its build tools: `images/locks/cuda/megatron-x86_64-py3.12-build.txt`."""
+    return path.with_name(f"{path.name.removesuffix('.txt')}-build.txt")
+
+
 def path_of(locks: Path, *, stack: str, device: str, architecture: str, python: str) -> Path:
     """`images/locks/cpu/torch-x86_64-py3.11.txt`."""
     return locks / device / f"{stack}-{architecture}-py{python}.txt"
@@ -49,12 +59,12 @@ def path_of(locks: Path, *, stack: str, device: str, architecture: str, python: 
 def read(path: Path) -> Lock:
     """Read a lock. Raises BadInput with the file and line of what isn't a pin with hashes."""
     try:
-        text = path.read_text(encoding="utf-8")
+        content = path.read_text(encoding="utf-8")
     except OSError as error:
         raise BadInput(f"{path}: can't be read ({error.strerror}); make it with: nox -s lock") from error
     pins: dict[str, Pin] = {}
     requirements: tuple[str, ...] = ()
-    for number, line in _logical_lines(text):
+    for number, line in _logical_lines(content):
         if line.startswith(_HEADER):
             requirements = tuple(line.removeprefix(_HEADER).split())
         if line.startswith("#") or not line:
@@ -62,6 +72,8 @@ def read(path: Path) -> Lock:
         match = _PIN.fullmatch(line)
         if match is None:
             raise BadInput(f"{path}:{number}: `{line[:80]}` is no pin with hashes; make the lock again: nox -s lock")
+        if not _applies(match["marker"], path, number):
+            continue
         name = canonicalize_name(match["name"])
         if name in pins:
             raise BadInput(f"{path}:{number}: {name} is pinned twice; make the lock again: nox -s lock")
@@ -70,33 +82,52 @@ def read(path: Path) -> Lock:
     return Lock(path=path, requirements=requirements, pins=pins, sha256=sha256_file(path))
 
 
+def _applies(marker: str | None, path: Path, number: int) -> bool:
+    """Whether a line is for the platform that the lock's name says: Linux, its architecture, its Python."""
+    if marker is None:
+        return True
+    named = _FILE.fullmatch(path.name)
+    target = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix", "extra": ""}
+    target["platform_machine"] = named["architecture"] if named else platform.machine()
+    if named:
+        target |= {"python_version": named["python"], "python_full_version": f"{named['python']}.0"}
+    try:
+        return Marker(marker).evaluate({**target})
+    except InvalidMarker as error:
+        raise BadInput(f"{path}:{number}: `{marker.strip()}` is no marker; make the lock again: nox -s lock") from error
+
+
 def check(lock: Lock, requirements: list[str]) -> None:
     """Raise BadInput unless the lock was made for exactly these requirements and meets each of them."""
     problems = []
     if set(lock.requirements) != set(requirements):
         made, wanted = " ".join(sorted(lock.requirements)), " ".join(sorted(requirements))
         problems.append(f"was made for `{made}`, the matrix wants `{wanted}`")
-    for text in requirements:
-        requirement = Requirement(text)
+    for wanted_text in requirements:
+        requirement = Requirement(wanted_text)
         pin = lock.pins.get(canonicalize_name(requirement.name))
         if pin is None:
             problems.append(f"has no {requirement.name}")
         elif not requirement.specifier.contains(pin.version, prereleases=True):
-            problems.append(f"pins {pin.name} {pin.version}, the matrix wants {text}")
+            problems.append(f"pins {pin.name} {pin.version}, the matrix wants {wanted_text}")
     if problems:
         raise BadInput("\n".join(f"{lock.path}: {problem}; make it again: nox -s lock" for problem in problems))
 
 
 def write(path: Path, *, stack: str, device: str, requirements: list[str], pins: list[Pin]) -> None:
     """Write a lock whose header names the command that makes it."""
-    lines = [
-        f"# Made by: nox -s lock -- --device {device} --stack {stack}",
-        f"{_HEADER}{' '.join(requirements)}",
-    ]
+    header = f"# Made by: nox -s lock -- --device {device} --stack {stack}\n{_HEADER}{' '.join(requirements)}\n"
+    write_text(path, header + text(pins))
+
+
+def text(pins: Collection[Pin], *, without: Collection[str] = ()) -> str:
+    """The pins as pip's requirements with hashes, sorted by name; `without` names some to leave out."""
+    lines = []
     for pin in sorted(pins, key=lambda pin: pin.name):
         hashes = " \\\n    ".join(f"--hash=sha256:{digest}" for digest in sorted(pin.hashes))
-        lines.append(f"{pin.name}=={pin.version} \\\n    {hashes}")
-    write_text(path, "\n".join(lines) + "\n")
+        if pin.name not in without:
+            lines.append(f"{pin.name}=={pin.version} \\\n    {hashes}\n")
+    return "".join(lines)
 
 
 def _logical_lines(text: str) -> list[tuple[int, str]]:

@@ -40,6 +40,12 @@ Value = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=4096)]
 Text = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$", min_length=1, max_length=500)]
 Digest = Annotated[str, Field(pattern=r"^[^\s@]+@sha256:[0-9a-f]{64}$")]
 Function = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]
+Tag = Annotated[str, Field(pattern=r"^[a-z0-9][^\s@]*:[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
+Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+Remote = Annotated[str, Field(pattern=r"^(https?|ssh|git|file)://[^\s]+$")]
+Package = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", max_length=64)]
+Module = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
+Program = Annotated[str, Field(pattern=r"^/[^\s]+$")]
 Versions = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=200), AfterValidator(_specifier)]
 Architecture = Literal["x86_64", "aarch64"]
 DeviceName = Literal["cpu", "cuda"]
@@ -70,14 +76,53 @@ class Base(_Closed):
     debootstrap: Debootstrap | None = None
 
 
-class Stack(_Closed):
-    """A pinned software environment: all that changes an image, and nothing that doesn't."""
+class Source(_Closed):
+    """A source tree at one commit, which no package index has."""
 
-    base: Name
+    name: Package
+    git: Remote
+    commit: Commit
+    """All 40 digits: what a short commit, a branch or a tag names can change."""
+    kind: Literal["tree", "build"]
+    """`tree` is put on the stack's sys.path as it is; `build` is built into a wheel, which is installed."""
+    gpu: bool = False
+    """Whether its build looks for the GPU that it is for; the image is then one for that compute capability."""
+    imports: list[Module] = []
+    """Modules that must import once it is installed, e.g. an extension that a build may leave out silently."""
+
+
+class Build(_Closed):
+    """What is built from source for a stack, without a network, and what that needs."""
+
     requirements: Annotated[list[str], Field(min_length=1)]
+    """Build tools, locked beside the stack's own packages and installed for the build alone."""
+    from_source: list[Package] = []
+    """Packages of the lock of which there is no wheel; every other is only ever a wheel."""
+    environment: dict[Variable, Value] = {}
+    """Variables of the build."""
+
+
+class Stack(_Closed):
+    """A pinned software environment: all that changes an image, and nothing that doesn't.
+
+    It is made from a lock on a base, or it is a published image. Exactly one of `base`, `image` and `tag`.
+    """
+
+    base: Name | None = None
+    requirements: list[str] = []
     """What the lock is resolved from, in pip's notation."""
+    resolver: Literal["pip", "uv"] = "pip"
+    """What resolves it: pip inside the base, or uv on the host, which needs no base to resolve for its Python."""
     index: Annotated[str, Field(pattern=r"^https?://[^\s]+$")] | None = None
     """A further package index, asked when the site's own lacks something; the lock's hashes hold there too."""
+    build: Build | None = None
+    sources: list[Source] = []
+    image: Digest | None = None
+    """A published image by digest."""
+    tag: Tag | None = None
+    """A published image by tag: the digest that `nox -s lock` records for it is what runs."""
+    python: Program | None = None
+    """The interpreter inside a published image."""
 
 
 class Activation(_Closed):
@@ -209,6 +254,9 @@ def cell_name(candidate: str, mode: str | None) -> str:
 _BY_PATTERN = {
     r"^[a-z][a-z0-9_]*$": "must be a name of small letters, digits and _ that starts with a letter",
     r"^[^\s@]+@sha256:[0-9a-f]{64}$": "must be an image by digest, name@sha256:<64 hex digits>; a tag can change",
+    r"^[0-9a-f]{40}$": "must be a full commit of 40 hex digits (`git rev-parse NAME`); a shorter name can change",
+    r"^[a-z0-9][^\s@]*:[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$": "must be an image with a tag, name:tag",
+    r"^/[^\s]+$": "must be an absolute path",
     r"^[0-9]{1,2}\.[0-9]$": 'must be a compute capability, e.g. "9.0"',
     r"^[^\x00-\x1f\x7f]*$": "must be one line of text without control characters",
 }
@@ -326,11 +374,48 @@ def _check_bases(bases: Mapping[str, Any]) -> Found:
 def _check_device(device: Mapping[str, Any], bases: Mapping[str, Any]) -> Found:
     stacks = _mapping(device.get("stacks"))
     for name, stack in stacks.items():
-        yield from _known(_mapping(stack).get("base"), bases, ("stacks", name, "base"), "base")
-        yield from _check_requirements(_mapping(stack).get("requirements"), ("stacks", name, "requirements"))
+        for path, message in _check_stack(_mapping(stack), bases):
+            yield ("stacks", name, *path), message
     yield from _known(device.get("toolchain"), stacks, ("toolchain",), "stack")
     for name, mode in _mapping(device.get("modes")).items():
         yield from _known(_mapping(mode).get("stack"), stacks, ("modes", name, "stack"), "stack")
+
+
+_OF_A_LOCK = ("requirements", "index", "build", "sources")
+
+
+def _check_stack(stack: Mapping[str, Any], bases: Mapping[str, Any]) -> Found:
+    given = [key for key in ("base", "image", "tag") if stack.get(key) is not None]
+    if len(given) != 1:
+        yield (), "must have exactly one of `base`, `image` (a published image by digest) and `tag`"
+    yield from _known(stack.get("base"), bases, ("base",), "base")
+    yield from _check_requirements(stack.get("requirements"), ("requirements",))
+    yield from _check_requirements(_mapping(stack.get("build")).get("requirements"), ("build", "requirements"))
+    if given == ["base"]:
+        if not stack.get("requirements"):
+            yield (), "`requirements` is missing or empty: say what the lock is resolved from"
+        if stack.get("python") is not None:
+            yield ("python",), "is the interpreter of a published image; a base has its own"
+    elif given:
+        if stack.get("python") is None:
+            yield (), "`python` is missing: the interpreter inside the image, e.g. /usr/bin/python3"
+        for key in _OF_A_LOCK:
+            if stack.get(key):
+                yield (key,), "a published image is taken as it is; this belongs to a stack with a `base`"
+    if _mapping(stack.get("build")).get("from_source") and stack.get("resolver") != "uv":
+        yield ("build", "from_source"), "needs `resolver: uv`; pip runs an archive's code to resolve it"
+    yield from _check_sources(stack)
+
+
+def _check_sources(stack: Mapping[str, Any]) -> Found:
+    sources = stack.get("sources")
+    names = [_mapping(source).get("name") for source in sources] if isinstance(sources, list) else []
+    yield from _repeated(names, ("sources",), "source")
+    for index, source in enumerate(sources if isinstance(sources, list) else []):
+        if _mapping(source).get("kind") == "build" and stack.get("build") is None:
+            yield ("sources", index), "is built: say with what in the stack's `build.requirements`"
+        if _mapping(source).get("kind") == "tree" and _mapping(source).get("gpu"):
+            yield ("sources", index, "gpu"), "a tree is taken as it is; only what is built can need a GPU"
 
 
 def _check_requirements(requirements: Any, path: Path_) -> Found:

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -45,14 +45,34 @@ class Site:
     proxies: dict[str, str]
     paths: tuple[Path, ...]
 
+    def beside(self, index: str | None) -> Site:
+        """The same site with a further index."""
+        if not index:
+            return self
+        extra = " ".join(filter(None, (self.settings.get("extra-index-url"), index)))
+        return replace(self, settings={**self.settings, "extra-index-url": extra})
+
     def configuration(self, index: str | None = None) -> str:
-        """The text of a pip configuration file; `index` is asked beside the site's own indexes."""
-        settings = dict(self.settings)
-        if index:
-            settings["extra-index-url"] = " ".join(filter(None, (settings.get("extra-index-url"), index)))
+        """A pip configuration file; `index` is asked beside the site's own indexes."""
         # A percent sign in a URL is configparser's interpolation to nobody: pip reads these files raw.
-        lines = (f"{name} = {' '.join(value.split())}" for name, value in settings.items())
+        lines = (f"{name} = {' '.join(value.split())}" for name, value in self.beside(index).settings.items())
         return "[global]\n" + "\n".join(lines) + "\n"
+
+    def for_uv(self) -> dict[str, str]:
+        """The same as variables of uv (not options: an index address may hold a password)."""
+        values = {
+            "UV_DEFAULT_INDEX": self.settings.get("index-url"),
+            "UV_INDEX": self.settings.get("extra-index-url"),
+            "UV_FIND_LINKS": ",".join(self.settings.get("find-links", "").split()),
+            "UV_NO_INDEX": self.settings.get("no-index"),
+            "UV_INSECURE_HOST": self.settings.get("trusted-host"),
+            "SSL_CERT_FILE": self.settings.get("cert"),
+            "SSL_CLIENT_CERT": self.settings.get("client-cert"),
+            "ALL_PROXY": self.settings.get("proxy"),
+            "UV_HTTP_TIMEOUT": self.settings.get("timeout", self.settings.get("default-timeout")),
+            "UV_HTTP_RETRIES": self.settings.get("retries"),
+        }
+        return {**{name: " ".join(value.split()) for name, value in values.items() if value}, **self.proxies}
 
 
 def find(environment: Mapping[str, str] = os.environ) -> Site:

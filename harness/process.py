@@ -11,7 +11,14 @@ from harness.errors import BitmatrixError
 _TAIL_BYTES = 64 << 10
 
 
-def logged(command: list[str], *, log: Path, what: str, environment: Mapping[str, str] | None = None) -> None:
+def logged(
+    command: list[str],
+    *,
+    log: Path,
+    what: str,
+    environment: Mapping[str, str] | None = None,
+    place: Path | None = None,
+) -> None:
     """Run `command` with its output added to `log`; raises BitmatrixError with the log's own words on failure."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as stream:
@@ -23,6 +30,7 @@ def logged(command: list[str], *, log: Path, what: str, environment: Mapping[str
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
+                cwd=place,
                 env=None if environment is None else dict(environment),
                 check=False,
             )

@@ -1,58 +1,87 @@
-"""Resolving locks: pip, inside the stack's own base, says which files it would install; their hashes are the lock."""
+"""Resolving locks: which files would be installed for a stack's requirements today, with their hashes.
+
+pip resolves inside the stack's own base, and so for the base's Python. uv resolves on the host for any Python and
+platform, which a stack needs whose base can't be made where its lock is.
+"""
 
 from __future__ import annotations
 
 import os
+import platform
+import re
 import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from harness import base, venv
-from harness.errors import BitmatrixError, Unavailable
-from harness.files import read_json, sha256_file, temporary_folder
+from harness import base, lock, published, venv
+from harness import environment as environments
+from harness.errors import BadInput, BitmatrixError, Unavailable
+from harness.files import read_json, sha256_file, temporary_folder, write_text
 from harness.image import networked
 from harness.lock import Pin
-from harness.matrix import DeviceName, Matrix
+from harness.matrix import DeviceName, Matrix, Stack
 from harness.pipsite import Site
 from harness.plan import IsolationName
 from harness.process import logged
 from harness.wheelhouse import with_site
 from harness.workspace import Workspace
 
+_PLATFORM = "manylinux_2_34"
+"""The C library floor that uv resolves for: that of the CUDA packages' newest wheels, below every base's own."""
 
-def pins(workspace: Workspace, matrix: Matrix, device: DeviceName, stack: str, isolation: IsolationName) -> list[Pin]:
-    """What the stack's requirements resolve to today, on this architecture and its base's Python.
+_SOURCE_ONLY = re.compile(r"Wheels are required for `([^`]+)`")
 
-    Raises BitmatrixError with pip's own words when they don't resolve.
+
+@dataclass(frozen=True, kw_only=True)
+class Resolution:
+    """What became of one stack's lock."""
+
+    path: Path
+    lines: list[str]
+    """What the new file changes, a line a package."""
+
+
+def stack(
+    workspace: Workspace, matrix: Matrix, device: DeviceName, name: str, isolation: IsolationName
+) -> Iterator[Resolution]:
+    """Resolve and write a stack's lock, then that of its build tools; of a published image, its tag's digest.
+
+    Raises BitmatrixError with the resolver's own words; what was written before stays.
     """
-    declared = matrix.device(device).stacks[stack]
-    log = workspace.stacks / f"{device}-{stack}-lock.log"
-    log.unlink(missing_ok=True)
-    python = matrix.bases[declared.base].python
-    with temporary_folder(workspace.stacks, "resolve") as folder:
+    declared = matrix.device(device).stacks[name]
+    path = environments.lock_of(workspace, matrix, device, name)
+    if declared.tag:
+        yield _tag(path, declared.tag, device, name)
+    if declared.base is None:
+        return
+    resolver = _Resolver(workspace, matrix, device, name, isolation)
+    pins = resolver.pins(declared.requirements)
+    yield _written(path, name, device, declared.requirements, pins)
+    if declared.build:
+        tools = resolver.pins(declared.build.requirements, within=pins)
+        # What the stack's own lock has, the build has from there; but what is asked for by name stands in its lock.
+        named = {canonicalize_name(Requirement(text).name) for text in declared.build.requirements}
+        have = {pin.name for pin in pins} - named
+        tools = [pin for pin in tools if pin.name not in have]
+        yield _written(lock.build_path_of(path), name, device, declared.build.requirements, tools)
 
-        def resolve(settings: Path, site: Site) -> None:
-            if isolation == "docker":
-                image = base.ensure(declared.base, matrix.bases[declared.base], cache=workspace.cache, log=log).name
-                networked(
-                    workspace.root / "images" / "resolve.sh",
-                    ["/mnt/out/report.json", *declared.requirements],
-                    folder,
-                    settings,
-                    site,
-                    image=image,
-                    what=f"resolving {stack}",
-                    log=log,
-                )
-            else:
-                _on_host(workspace, declared.requirements, folder, settings, site, python=python, log=log)
 
-        with_site(folder, declared.index, resolve)
-        report = read_json(folder / "report.json")
-    return [_pin(item, log) for item in report["install"]]
+def chosen(matrix: Matrix, device: DeviceName | None, stacks: list[str]) -> list[tuple[DeviceName, str]]:
+    """The stacks to resolve: all of all devices, or as narrowed. Raises BadInput for a name that isn't there."""
+    names: list[DeviceName] = ["cpu", "cuda"]
+    devices = [device] if device else [name for name in names if getattr(matrix.devices, name)]
+    found = [(name, stack) for name in devices for stack in matrix.device(name).stacks]
+    known = list(dict.fromkeys(stack for _, stack in found))
+    for name in stacks:
+        if name not in known:
+            raise BadInput(f"--stack {name}: there is no such stack (known: {', '.join(known)})")
+    return [(name, stack) for name, stack in found if not stacks or stack in stacks]
 
 
 def changes(old: dict[str, str], new: dict[str, str]) -> list[str]:
@@ -63,6 +92,122 @@ def changes(old: dict[str, str], new: dict[str, str]) -> list[str]:
         if before != after:
             lines.append(f"{name}: {before or 'absent'} -> {after or 'absent'}")
     return lines
+
+
+def _written(path: Path, name: str, device: DeviceName, requirements: list[str], pins: list[Pin]) -> Resolution:
+    try:
+        old = lock.read(path).versions() if path.is_file() else {}
+    except BadInput:
+        old = {}  # it is damaged, and this is the remedy
+    lines = changes(old, {pin.name: pin.version for pin in pins})
+    lock.write(path, stack=name, device=device, requirements=requirements, pins=pins)
+    return Resolution(path=path, lines=[f"{len(pins)} packages, {len(lines)} changed", *lines])
+
+
+def _tag(path: Path, tag: str, device: DeviceName, name: str) -> Resolution:
+    digest = published.resolve(tag)
+    same = path.is_file() and digest in path.read_text(encoding="utf-8").splitlines()
+    published.write(path, tag, digest, device=device, stack=name)
+    return Resolution(path=path, lines=[f"{tag} is {digest}" + (", as before" if same else "")])
+
+
+class _Resolver:
+    """One stack's resolver: where it runs, for which Python, with which log."""
+
+    def __init__(
+        self, workspace: Workspace, matrix: Matrix, device: DeviceName, name: str, isolation: IsolationName
+    ) -> None:
+        self.workspace, self.name, self.isolation = workspace, name, isolation
+        self.declared: Stack = matrix.device(device).stacks[name]
+        assert self.declared.base is not None
+        self.base_name = self.declared.base
+        self.base = matrix.bases[self.base_name]
+        self.log = workspace.stacks / f"{device}-{name}-lock.log"
+        self.log.unlink(missing_ok=True)
+
+    def pins(self, requirements: list[str], *, within: list[Pin] | None = None) -> list[Pin]:
+        """What the requirements resolve to; of packages that `within` pins, that version."""
+        uv = self.declared.resolver == "uv"
+        with temporary_folder(self.workspace.stacks, "resolve") as folder:
+            constraints = "".join(f"{pin.name}=={pin.version}\n" for pin in within or [])
+            write_text(folder / "constraints.txt", constraints)
+            run: Callable[[Path, Site], None]
+            if uv:
+                run = self._uv(requirements, folder)
+            else:
+                run = self._pip(requirements, folder, constrained=within is not None)
+            with_site(folder, self.declared.index, run)
+            if uv:
+                return list(lock.read(folder / "lock.txt").pins.values())
+            report = read_json(folder / "report.json")
+        return [_pin(item, self.log) for item in report["install"]]
+
+    def _uv(self, requirements: list[str], folder: Path) -> Callable[[Path, Site], None]:
+        write_text(folder / "requirements.txt", "".join(f"{line}\n" for line in requirements))
+        sources = self.declared.build.from_source if self.declared.build else []
+        command = [
+            *[_uv_program(), "pip", "compile", "--generate-hashes", "--no-config", "--no-header", "--no-annotate"],
+            *["--python-version", self.base.python, "--python-platform", f"{platform.machine()}-{_PLATFORM}"],
+            # Of equal indexes the best version, as pip chooses: by default uv takes a name's first index alone.
+            *["--index-strategy", "unsafe-best-match", "--only-binary", ":all:", "--no-progress"],
+            *(word for name in sources for word in ("--no-binary", name)),
+            *["--constraints", str(folder / "constraints.txt"), "--output-file", str(folder / "lock.txt")],
+            str(folder / "requirements.txt"),
+        ]
+
+        def run(_: Path, site: Site) -> None:
+            own = {name: value for name, value in venv.plain_environment().items() if not name.startswith("UV_")}
+            places = {"UV_CACHE_DIR": str(self.workspace.cache / "uv")}
+            try:
+                logged(
+                    command,
+                    log=self.log,
+                    what=f"resolving {self.name}",
+                    environment={**own, **places, **site.for_uv()},
+                )
+            except BitmatrixError as error:
+                raise _explained(error, self.log) from error
+
+        return run
+
+    def _pip(self, requirements: list[str], folder: Path, *, constrained: bool) -> Callable[[Path, Site], None]:
+        script = self.workspace.root / "images" / "resolve.sh"
+
+        def run(settings: Path, site: Site) -> None:
+            docker = self.isolation == "docker"
+            place = "/mnt/out" if docker else str(folder)
+            within = ["--constraint", f"{place}/constraints.txt"] if constrained else []
+            arguments = [f"{place}/report.json", *within, *requirements]
+            if docker:
+                image = base.ensure(self.base_name, self.base, cache=self.workspace.cache, log=self.log).name
+                what = f"resolving {self.name}"
+                networked(script, arguments, folder, settings, site, image=image, what=what, log=self.log)
+            else:
+                _on_host(script, arguments, settings, site, python=self.base.python, log=self.log)
+
+        return run
+
+
+def _explained(error: BitmatrixError, log: Path) -> BitmatrixError:
+    """uv's words, with the remedy when a package has no wheel."""
+    source_only = _SOURCE_ONLY.findall(log.read_text(encoding="utf-8", errors="replace"))
+    if not source_only:
+        return error
+    name = source_only[-1]
+    return BitmatrixError(
+        f"{error}; {name} has no wheel that fits in any index that this site reaches: name it in the stack's "
+        "`build.from_source`, or give an index that has one as the stack's `index`"
+    )
+
+
+def _uv_program() -> str:
+    try:
+        from uv import find_uv_bin
+    except ImportError as error:
+        raise Unavailable(
+            f"`resolver: uv` needs uv: {sys.executable} -m pip install -c constraints.txt -e ."
+        ) from error
+    return str(find_uv_bin())
 
 
 def _pin(item: dict[str, Any], log: Path) -> Pin:
@@ -76,13 +221,11 @@ def _pin(item: dict[str, Any], log: Path) -> Pin:
     return Pin(name=canonicalize_name(metadata["name"]), version=metadata["version"], hashes=(digest,))
 
 
-def _on_host(
-    workspace: Workspace, requirements: list[str], folder: Path, settings: Path, site: Site, *, python: str, log: Path
-) -> None:
+def _on_host(script: Path, arguments: list[str], settings: Path, site: Site, *, python: str, log: Path) -> None:
     if sys.version_info[:2] != tuple(map(int, python.split("."))):
         raise Unavailable(f"without an engine a lock for Python {python} is resolved by that Python; this is another")
     logged(
-        ["/bin/sh", str(workspace.root / "images" / "resolve.sh"), str(folder / "report.json"), *requirements],
+        ["/bin/sh", str(script), *arguments],
         log=log,
         what="resolving",
         environment={

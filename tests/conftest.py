@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import packages
 import pytest
 from hypothesis import settings
 
-from harness import base, device, engine, matrix
+from harness import base, device, engine, image, matrix, pipsite, venv
 from harness.base import BaseImage
+from harness.build import Builds
+from harness.files import sha256_file
+from harness.image import StackImage
+from harness.lock import Lock
+from harness.venv import StackVenv
 from harness.workspace import REPOSITORY, default_cache
 
 
@@ -103,3 +112,77 @@ def base_image(tmp_path_factory: pytest.TempPathFactory) -> BaseImage:
 @pytest.fixture(scope="session")
 def kernels() -> Path:
     return REPOSITORY / "kernels"
+
+
+NOTHING = Builds()
+
+
+class Site:
+    """A site with an index of its own, behind a certificate authority that nobody else knows."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.cache = folder / "cache"
+        self.log = folder / "log.txt"
+        self.wheel = packages.wheel(folder / "files")
+        self.authority, self.server = packages.certificates(folder / "tls")
+        self.base = matrix.load(REPOSITORY / "matrix.yaml", REPOSITORY / "kernels").bases["debian12"]
+
+    def lock(self, digest: str | None = None) -> Lock:
+        return packages.locked(self.folder / "lock.txt", digest or sha256_file(self.wheel))
+
+    def image(self, lock: Lock, builds: Builds = NOTHING) -> StackImage:
+        return image.ensure(
+            "test-probe",
+            lock,
+            builds,
+            base_name="debian12",
+            base=self.base,
+            index=None,
+            recipe=REPOSITORY / "images",
+            cache=self.cache,
+            log=self.log,
+        )
+
+    def venv(self, lock: Lock, builds: Builds = NOTHING, python: str = "3.11") -> StackVenv:
+        return venv.ensure(
+            lock, builds, python=python, index=None, recipe=REPOSITORY / "images", cache=self.cache, log=self.log
+        )
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    made = Site(tmp_path)
+    with packages.index(made.wheel, made.server) as address:
+        configuration = tmp_path / "site-pip.conf"
+        configuration.write_text(
+            f"[global]\nindex-url = {address}\ncert = {made.authority}\nconstraint = /nowhere/constraints.txt\n"
+        )
+        for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_INDEX_URL", "PIP_CERT", *pipsite.BUNDLES):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("PIP_CONFIG_FILE", str(configuration))
+        yield made
+    if engine.answers():
+        for left in engine.client().images.list("bitmatrix/test-probe"):
+            engine.client().images.remove(str(left.id), force=True)
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[str]:
+    """A real image registry on the loopback interface; gives its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"localhost:{probe.getsockname()[1]}"
+    configuration = tmp_path / "registry.yml"
+    storage = f"storage: {{filesystem: {{rootdirectory: {tmp_path}/registry}}}}"
+    configuration.write_text(f"version: 0.1\n{storage}\nhttp: {{addr: '{address}'}}\n")
+    with (tmp_path / "registry.log").open("wb") as log:
+        process = subprocess.Popen(["docker-registry", "serve", configuration], stdout=log, stderr=log)
+    try:
+        while socket.socket().connect_ex(("localhost", int(address.rpartition(":")[2]))):
+            assert process.poll() is None, (tmp_path / "registry.log").read_text()
+            time.sleep(0.1)
+        yield address
+    finally:
+        process.terminate()
+        process.wait()

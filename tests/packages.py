@@ -6,39 +6,70 @@ import base64
 import contextlib
 import hashlib
 import http.server
+import io
 import ssl
 import subprocess
+import tarfile
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from harness import lock
+from harness.files import sha256_file
 from harness.lock import Lock, Pin
 
 NAME, VERSION = "bitmatrix-probe", "1.0"
 FILE = f"bitmatrix_probe-{VERSION}-py3-none-any.whl"
+MODULE = {"bitmatrix_probe.py": "ANSWER = 42\n"}
 
 
-def wheel(folder: Path) -> Path:
-    """A wheel with one module, made by hand."""
-    info = f"bitmatrix_probe-{VERSION}.dist-info"
-    files = {
-        "bitmatrix_probe.py": "ANSWER = 42\n",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {VERSION}\n",
+def wheel(
+    folder: Path, name: str = NAME, version: str = VERSION, files: Mapping[str, str] = MappingProxyType(MODULE)
+) -> Path:
+    """A wheel of some files, made by hand; what lies in a folder `bin` is executable."""
+    stem = f"{name.replace('-', '_')}-{version}"
+    info = f"{stem}.dist-info"
+    contents = {
+        **files,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     rows = []
-    for name, text in files.items():
+    for path, text in contents.items():
         digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-        rows.append(f"{name},sha256={digest},{len(text)}")
-    files[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,"]) + "\n"
+        rows.append(f"{path},sha256={digest},{len(text)}")
+    contents[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,"]) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(folder / FILE, "w") as archive:
-        for name, text in files.items():
+    made = folder / f"{stem}-py3-none-any.whl"
+    with zipfile.ZipFile(made, "w") as archive:
+        for path, text in contents.items():
             # A fixed time: the same bytes, and so the same lock, each time.
-            archive.writestr(zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0)), text)
-    return folder / FILE
+            entry = zipfile.ZipInfo(path, (2020, 1, 1, 0, 0, 0))
+            entry.external_attr = (0o755 if "/bin/" in path else 0o644) << 16
+            archive.writestr(entry, text)
+    return made
+
+
+def archive(folder: Path, name: str, version: str, files: Mapping[str, str]) -> Path:
+    """A source archive of some files."""
+    stem = f"{name.replace('-', '_')}-{version}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(folder / f"{stem}.tar.gz", "w:gz") as tar:
+        for path, text in files.items():
+            entry = tarfile.TarInfo(f"{stem}/{path}")
+            entry.size = len(text.encode())
+            tar.addfile(entry, io.BytesIO(text.encode()))
+    return folder / f"{stem}.tar.gz"
+
+
+def lock_of(path: Path, files: Mapping[str, tuple[str, Path]]) -> Lock:
+    """A lock of packages by name: their version and file."""
+    pins = [Pin(name=name, version=version, hashes=(sha256_file(file),)) for name, (version, file) in files.items()]
+    requirements = [f"{pin.name}=={pin.version}" for pin in pins]
+    lock.write(path, stack="probe", device="cpu", requirements=requirements, pins=pins)
+    return lock.read(path)
 
 
 def locked(path: Path, digest: str) -> Lock:

@@ -6,70 +6,21 @@ import io
 import json
 import os
 import shutil
-import socket
 import subprocess
 import tarfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import packages
 import pytest
+from conftest import Site
 
 from harness import base, engine, image, matrix, pipsite, venv
 from harness.base import BaseImage
 from harness.engine import Request
 from harness.errors import BitmatrixError
-from harness.files import sha256_file
-from harness.image import StackImage
-from harness.lock import Lock
 from harness.matrix import Base, Debootstrap
 from harness.workspace import REPOSITORY
-
-
-class Site:
-    """A site with an index of its own, behind a certificate authority that nobody else knows."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.cache = folder / "cache"
-        self.log = folder / "log.txt"
-        self.wheel = packages.wheel(folder / "files")
-        self.authority, self.server = packages.certificates(folder / "tls")
-        self.base = matrix.load(REPOSITORY / "matrix.yaml", REPOSITORY / "kernels").bases["debian12"]
-
-    def lock(self, digest: str | None = None) -> Lock:
-        return packages.locked(self.folder / "lock.txt", digest or sha256_file(self.wheel))
-
-    def image(self, lock: Lock) -> StackImage:
-        return image.ensure(
-            "test-probe",
-            lock,
-            base_name="debian12",
-            base=self.base,
-            index=None,
-            recipe=REPOSITORY / "images",
-            cache=self.cache,
-            log=self.log,
-        )
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    made = Site(tmp_path)
-    with packages.index(made.wheel, made.server) as address:
-        configuration = tmp_path / "site-pip.conf"
-        configuration.write_text(
-            f"[global]\nindex-url = {address}\ncert = {made.authority}\nconstraint = /nowhere/constraints.txt\n"
-        )
-        for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_INDEX_URL", "PIP_CERT", *pipsite.BUNDLES):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv("PIP_CONFIG_FILE", str(configuration))
-        yield made
-    if engine.answers():
-        for left in engine.client().images.list("bitmatrix/test-probe"):
-            engine.client().images.remove(str(left.id), force=True)
 
 
 def inside(name: str, *command: str) -> str:
@@ -153,23 +104,32 @@ def test_an_unreachable_index_is_a_failure_with_pips_words(
 
 
 def test_a_virtual_environment_is_exactly_the_same_lock(site: Site) -> None:
-    made = venv.ensure(site.lock(), python="3.11", index=None, cache=site.cache, log=site.log)
+    made = site.venv(site.lock())
     assert venv.installed(made.python)[1] == [[packages.NAME, packages.VERSION]]  # type: ignore[index]
-    again = venv.ensure(site.lock(), python="3.11", index=None, cache=site.cache, log=site.log)
+    again = site.venv(site.lock())
     assert again == made
 
 
+def test_a_virtual_environment_keeps_the_setuptools_that_its_lock_pins(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = packages.wheel(tmp_path / "links", "setuptools", "999.1", {"setuptools_probe.py": ""})
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
+    made = site.venv(packages.lock_of(tmp_path / "pins.txt", {"setuptools": ("999.1", wheel)}))
+    assert venv.installed(made.python)[1] == [["setuptools", "999.1"]]  # type: ignore[index]
+
+
 def test_a_half_made_virtual_environment_is_made_again(site: Site) -> None:
-    made = venv.ensure(site.lock(), python="3.11", index=None, cache=site.cache, log=site.log)
+    made = site.venv(site.lock())
     (made.python.parent.parent / "bitmatrix.json").unlink()
     made.python.unlink()
-    again = venv.ensure(site.lock(), python="3.11", index=None, cache=site.cache, log=site.log)
+    again = site.venv(site.lock())
     assert subprocess.run([again.python, "-c", "import bitmatrix_probe"], check=False).returncode == 0
 
 
 def test_a_python_that_is_not_here_makes_the_stack_unavailable_not_failed(site: Site) -> None:
     with pytest.raises(BitmatrixError, match=r"this host has no python3\.99 on its PATH") as caught:
-        venv.ensure(site.lock(), python="3.99", index=None, cache=site.cache, log=site.log)
+        site.venv(site.lock(), python="3.99")
     assert type(caught.value).__name__ == "Unavailable"
 
 
@@ -214,27 +174,6 @@ def test_a_base_that_needs_root_says_what_to_type(tmp_path: Path, monkeypatch: p
     )
     with pytest.raises(BitmatrixError, match=r"debootstrap needs root to make a base: run `sudo .* -m harness base`"):
         base.ensure("rootless", Base(python="3.11", debootstrap=recipe), cache=tmp_path, log=tmp_path / "log")
-
-
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[str]:
-    """A real image registry on the loopback interface; gives its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"localhost:{probe.getsockname()[1]}"
-    configuration = tmp_path / "registry.yml"
-    storage = f"storage: {{filesystem: {{rootdirectory: {tmp_path}/registry}}}}"
-    configuration.write_text(f"version: 0.1\n{storage}\nhttp: {{addr: '{address}'}}\n")
-    with (tmp_path / "registry.log").open("wb") as log:
-        process = subprocess.Popen(["docker-registry", "serve", configuration], stdout=log, stderr=log)
-    try:
-        while socket.socket().connect_ex(("localhost", int(address.rpartition(":")[2]))):
-            assert process.poll() is None, (tmp_path / "registry.log").read_text()
-            time.sleep(0.1)
-        yield address
-    finally:
-        process.terminate()
-        process.wait()
 
 
 @pytest.mark.docker
