@@ -1,7 +1,7 @@
 """The sessions: `nox -l` lists them, `nox -s matrix` does the whole thing.
 
 Each is one purpose and a call into `python -m harness`. Options after `--` go to it: --device, --isolation, --stack,
---mode, --case, --fresh, --out, --cache. Needs what `pip install -e '.[nox]'` installs.
+--mode, --case, --gpu, --fresh, --out, --cache. Needs what `pip install -e '.[nox]'` installs.
 """
 
 from __future__ import annotations
@@ -114,11 +114,10 @@ def register_run(stack: str, needs: list[str]) -> None:
         contained(session, "run", stack)
 
     run.__doc__ = f"Run every cell of stack {stack} that isn't done, each in a process of its own."
-    nox.session(name=f"run-{stack}", tags=[stack, "runs"], requires=needs, allow_parallel=ON_CPU, default=False)(run)
+    nox.session(name=f"run-{stack}", tags=[stack, "runs"], requires=needs, allow_parallel=True, default=False)(run)
 
 
 MATRIX = devices()
-ON_CPU = chosen_device() == "cpu"  # two cells on one GPU would wait for each other and measure each other
 DEVICE = MATRIX.get(chosen_device()) or {}
 TOOLCHAIN = DEVICE.get("toolchain")
 
@@ -140,6 +139,12 @@ for name in dict.fromkeys(name for device in MATRIX.values() for name in running
 def plan(session: nox.Session) -> None:
     """Print which cells would run, where and in which environment; runs nothing."""
     alone(session, "plan")
+
+
+@nox.session(default=False)
+def doctor(session: nox.Session) -> None:
+    """Check this host: driver, GPUs, container toolkit, engine, disk and network; changes nothing."""
+    alone(session, "doctor")
 
 
 @nox.session(default=False)

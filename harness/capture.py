@@ -74,6 +74,8 @@ class Record(BaseModel):
     files: dict[str, FileStamp]
     """Case -> its tensor file."""
     claims: dict[str, Any]
+    gpu: dict[str, Any] | None = None
+    """The leased GPU, with its clocks and what held them down before and after; null on a CPU."""
 
 
 class Claims(BaseModel):

@@ -20,6 +20,7 @@ from harness import (
     clean,
     collect,
     device,
+    doctor,
     engine,
     inputs,
     isolation,
@@ -38,6 +39,7 @@ from harness import environment as environments
 from harness.environment import StackRecord
 from harness.errors import BadInput, BitmatrixError
 from harness.files import write_text
+from harness.gpu import Gpu
 from harness.matrix import DeviceName, Matrix
 from harness.plan import IsolationName, Plan, Selection
 from harness.progress import Progress
@@ -57,6 +59,9 @@ class Setup:
     isolation: IsolationName
     chosen_because: str
     plan: Plan
+    gpus: list[Gpu]
+    left_out: list[Gpu]
+    """GPUs of the host that this run doesn't use."""
     fresh: bool
 
     @property
@@ -120,7 +125,7 @@ def _matrix(options: argparse.Namespace) -> int:
 
 
 def _inputs(options: argparse.Namespace) -> int:
-    setup = _setup(options)
+    setup = _setup(options, runs=False)
     op_folder = setup.workspace.kernels / setup.matrix.op
     op = preparation.load(op_folder)
     cases = tuple(setup.matrix.cases)
@@ -135,7 +140,7 @@ def _inputs(options: argparse.Namespace) -> int:
 
 
 def _kernels(options: argparse.Namespace) -> int:
-    setup = _setup(options, checked=True)
+    setup = _setup(options, checked=True, runs=False)
     progress = Progress(0)
     if setup.toolchain is None:
         print(f"op {setup.matrix.op} has no kernel library that a selected cell runs")
@@ -149,7 +154,7 @@ def _kernels(options: argparse.Namespace) -> int:
 
 
 def _image(options: argparse.Namespace) -> int:
-    setup = _setup(options, checked=True)
+    setup = _setup(options, checked=True, runs=False)
     progress = Progress(0)
     names = _known(setup.matrix, setup.device, options.names) or setup.needed
     if setup.plan.narrowed:
@@ -226,6 +231,16 @@ def _structure(options: argparse.Namespace) -> int:
     return 1 if parted else 0
 
 
+def _doctor(options: argparse.Namespace) -> int:
+    workspace = _workspace(options)
+    device_name = cast(DeviceName, options.device or device.default())
+    healthy = True
+    for check in doctor.checks(workspace, device_name):
+        print(check, flush=True)
+        healthy = healthy and check.verdict != "fail"
+    return 0 if healthy else 1
+
+
 def _schema(options: argparse.Namespace) -> int:
     text = json.dumps(matrix.Matrix.model_json_schema(), indent=2) + "\n"
     if options.write:
@@ -257,17 +272,23 @@ def _workspace(options: argparse.Namespace) -> Workspace:
     )
 
 
-def _setup(options: argparse.Namespace, *, checked: bool = False) -> Setup:
-    """Read the matrix and resolve the options; `checked` also holds the locks against it and wants the engine."""
+def _setup(options: argparse.Namespace, *, checked: bool = False, runs: bool = True) -> Setup:
+    """Read the matrix and resolve the options; `checked` also holds the locks against it and wants the engine.
+
+    What doesn't run cells (`runs` false) needs no GPU: an image can be made before there is one.
+    """
     workspace = _workspace(options)
     declared = matrix.load(workspace.matrix, workspace.kernels)
     device_name = cast(DeviceName, options.device or device.default())
     selection = Selection(stacks=tuple(options.stack), modes=tuple(options.mode), cases=tuple(options.case))
     planned = plan.make(declared, device_name, selection)
     chosen, because = isolation.choose(cast("IsolationName | None", options.isolation))
+    gpus, left_out = device.gpus_for(device_name, options.gpu) if runs else ([], [])
     if checked:
         environments.check_locks(workspace, declared, device_name)
         environments.docker_needed(chosen)
+        if gpus and chosen == "docker":
+            engine.gpu_support_needed()
     return Setup(
         workspace=workspace,
         matrix=declared,
@@ -275,6 +296,8 @@ def _setup(options: argparse.Namespace, *, checked: bool = False) -> Setup:
         isolation=chosen,
         chosen_because=because,
         plan=planned,
+        gpus=gpus,
+        left_out=left_out,
         fresh=options.fresh,
     )
 
@@ -290,9 +313,11 @@ def _known(declared: Matrix, device_name: DeviceName, names: list[str]) -> list[
 
 def _describe(setup: Setup) -> str:
     """The plan, printed before work starts."""
-    facts = device.describe(setup.device)
+    facts = device.describe(setup.device, setup.gpus)
     where = f"device {setup.device} ({facts.model}), isolation {setup.isolation} ({setup.chosen_because})"
     lines = [f"{where}, op {setup.plan.op}, cases {', '.join(map(str, setup.plan.cases))}"]
+    lines += [f"GPU {gpu.index}: {gpu.name}, {gpu.uuid}, driver {gpu.driver}" for gpu in setup.gpus]
+    lines += [f"GPU {gpu.index}: {gpu.name}, {gpu.uuid}, is left out" for gpu in setup.left_out]
     if setup.plan.narrowed:
         lines.append(f"narrowed by {' '.join(setup.plan.narrowed)}: not comparable with the full order")
     width = max(len(cell.name) for cell in setup.plan.cells)
@@ -337,7 +362,7 @@ def _compile(setup: Setup, progress: Progress) -> library.Library | None:
 
 
 def _prepared(setup: Setup) -> preparation.Preparation:
-    return preparation.prepare(setup.workspace, setup.matrix, setup.plan, setup.isolation)
+    return preparation.prepare(setup.workspace, setup.matrix, setup.plan, setup.isolation, setup.gpus)
 
 
 def _report(folder: Path, workspace: Workspace, progress: Progress) -> int:
@@ -367,6 +392,9 @@ def _parser() -> argparse.ArgumentParser:
     narrowing.add_argument("--mode", action="append", default=[], metavar="NAME", help="only this mode (repeatable)")
     narrowing.add_argument(
         "--case", action="append", default=[], type=int, metavar="T", help="only this case (repeatable)"
+    )
+    narrowing.add_argument(
+        "--gpu", action="append", default=[], metavar="UUID", help="only this GPU, by UUID or index (repeatable)"
     )
     narrowing.add_argument("--fresh", action="store_true", help="run cells again that are done already")
 
@@ -401,6 +429,9 @@ def _parser() -> argparse.ArgumentParser:
     add("base", _base, "make or pull the bases that this device's stacks start from", common).add_argument(
         "names", nargs="*", metavar="BASE"
     )
+    add(
+        "doctor", _doctor, "check this host: driver, GPUs, engine, disk, network; changes nothing", common
+    ).add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where an NVIDIA driver answers")
     add("show", _show, "print a report as Markdown", common).add_argument("file", type=Path, metavar="REPORT.json")
     structured = add("structure", _structure, "whether a report has another's keys, order and cells", common)
     structured.add_argument("wanted", type=Path, metavar="WANTED.json")

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import platform
-import shutil
-import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness import gpu
 from harness.errors import BadInput
+from harness.gpu import Gpu
 from harness.matrix import DeviceName
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFacts:
-    """Model and driver. `features` is a hash of the CPU's flags: another set, other code paths."""
+    """Model and driver, as texts. `features` is a hash of the CPU's flags: another set, other code paths."""
 
     kind: DeviceName
     architecture: str
     model: str
     features: str | None
     driver: str | None
+    capability: str | None = None
+    """A GPU's compute capability, e.g. "9.0"; so `cores`, `mig` and `ecc` are a GPU's alone."""
+    cores: str | None = None
+    mig: str | None = None
+    ecc: str | None = None
 
 
 def default() -> DeviceName:
@@ -29,30 +35,42 @@ def default() -> DeviceName:
     return "cuda" if Path("/proc/driver/nvidia/version").exists() else "cpu"
 
 
-def describe(kind: DeviceName) -> DeviceFacts:
-    """This host's device. Raises BadInput when cuda is asked for and no driver answers."""
+def describe(kind: DeviceName, gpus: Sequence[Gpu] = ()) -> DeviceFacts:
+    """This host's device: its CPU, or the kind that `gpus` share."""
     if kind == "cpu":
         model, flags = _cpu()
         features = hashlib.sha256(" ".join(sorted(flags)).encode()).hexdigest()[:16]
         return DeviceFacts(kind=kind, architecture=platform.machine(), model=model, features=features, driver=None)
-    lines = _nvidia()
-    if not lines:
-        raise BadInput("--device cuda: no NVIDIA driver answers (`nvidia-smi` fails); install it or use --device cpu")
-    name, driver = (part.strip() for part in lines[0].split(","))
-    return DeviceFacts(kind=kind, architecture=platform.machine(), model=name, features=None, driver=driver)
+    one = gpus[0]
+    return DeviceFacts(
+        kind=kind,
+        architecture=platform.machine(),
+        model=one.name,
+        features=None,
+        driver=one.driver,
+        capability=one.capability,
+        cores=None if one.cores is None else str(one.cores),
+        mig=_switch(one.mig),
+        ecc=_switch(one.ecc),
+    )
 
 
-def _nvidia() -> list[str]:
-    """`name, driver` of each GPU, by nvidia-smi; empty when there is none."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    query = [program, "--query-gpu=name,driver_version", "--format=csv,noheader"]
+def gpus_for(kind: DeviceName, wanted: Sequence[str]) -> tuple[list[Gpu], list[Gpu]]:
+    """The GPUs to run on and those left out; none for a CPU. Raises BadInput when none answers for cuda."""
+    if kind == "cpu":
+        if wanted:
+            raise BadInput("--gpu chooses among GPUs, and this run is on the CPU: add --device cuda")
+        return [], []
     try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [line for line in answer.stdout.splitlines() if line.strip()] if answer.returncode == 0 else []
+        return gpu.chosen(wanted)
+    except gpu.NoDriver as error:
+        raise BadInput(
+            f"--device cuda: {error}; install NVIDIA's driver (`nvidia-smi` then lists the GPUs) or use --device cpu"
+        ) from error
+
+
+def _switch(value: bool | None) -> str | None:  # noqa: FBT001
+    return None if value is None else "on" if value else "off"
 
 
 def _cpu() -> tuple[str, list[str]]:

@@ -21,6 +21,7 @@ from harness import engine
 from harness.engine import Ending, Mount, Request
 from harness.environment import Environment
 from harness.files import write_json
+from harness.gpu import Gpu
 from harness.library import Library
 from harness.matrix import Limits
 from harness.plan import Cell, IsolationName, Plan
@@ -42,6 +43,8 @@ class Task:
     inputs: Path
     input_digests: Mapping[str, Any]
     op: str
+    gpu: Gpu | None
+    """The GPU that the cell has leased."""
     folder: Path
     """Holds job.json and log.txt; the cell may write below `folder/output` alone."""
 
@@ -139,7 +142,7 @@ def container_request(task: Task) -> Request:
         mounts=tuple(mounts),
         environment=_environment(task, inside["runtime"], _SCRATCH, {}),
         labels={f"{engine.LABEL}.cell": task.cell.name},
-        options={**_restrictions(task.plan.limits), **_devices(task.plan)},
+        options={**_restrictions(task.plan.limits), **_devices(task.gpu)},
     )
 
 
@@ -161,15 +164,17 @@ def _restrictions(limits: Limits) -> dict[str, Any]:
     }
 
 
-def _devices(plan: Plan) -> dict[str, Any]:
-    if plan.device == "cpu":
+def _devices(gpu: Gpu | None) -> dict[str, Any]:
+    if gpu is None:
         return {}
-    return {"device_requests": [types.DeviceRequest(count=1, capabilities=[["gpu"]])]}
+    return {
+        "device_requests": [types.DeviceRequest(device_ids=[gpu.uuid], capabilities=[["gpu", "compute", "utility"]])]
+    }
 
 
 # venv and host -------------------------------------------------------------------------------------------------------
 
-_INHERITED = ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES")
+_INHERITED = ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME")
 """What a process on the host can't do without: programs, and where a driver's libraries lie."""
 
 
@@ -182,6 +187,8 @@ def _process(task: Task) -> Ending:
     scratch = task.folder / "scratch"
     scratch.mkdir()
     inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    if task.gpu:
+        inherited["CUDA_VISIBLE_DEVICES"] = task.gpu.uuid
     environment = _environment(task, task.runtime.resolve(), str(scratch.resolve()), inherited)
     with task.log.open("wb") as log, _group(_command(task, job), environment, log, scratch) as process:
         try:

@@ -6,7 +6,7 @@ isolation, threads, code, kernel binary, inputs, device and driver. Equal key, e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from harness.device import DeviceFacts, describe
 from harness.environment import Environment, StackRecord
 from harness.errors import BadInput, BitmatrixError, Unavailable
 from harness.files import sha256_json, sha256_tree, sources
+from harness.gpu import Gpu, too_old
 from harness.library import Library
 from harness.matrix import Matrix
 from harness.plan import Cell, IsolationName, Plan
@@ -62,6 +63,8 @@ class Preparation:
     inputs_pinned: bool
     runtime: Runtime
     device: DeviceFacts
+    gpus: Sequence[Gpu]
+    """What cells may lease; empty on a CPU."""
     stacks: Mapping[str, StackRecord | None]
     library: Library | Blocked | None
     mode_environments: Mapping[str, dict[str, str]]
@@ -74,16 +77,32 @@ class Preparation:
                 status="unavailable",
                 reason=f"mode {cell.mode} exists on {', '.join(cell.architectures)}, not on {self.device.architecture}",
             )
+        if cell.capability and self.device.capability and _below(self.device.capability, cell.capability):
+            return Blocked(
+                status="unavailable",
+                reason=f"mode {cell.mode} needs compute capability {cell.capability} or higher; "
+                f"this {self.device.model} has {self.device.capability}",
+            )
         stack = self.stacks.get(cell.stack)
         if stack is None:
             return Blocked(status="not_run", reason=f"stack {cell.stack} was never made here: nox -s matrix")
         if stack.environment is None:
             return Blocked(status=stack.status, reason=f"stack {cell.stack}: {stack.reason}", log=stack.log)
+        old = self._too_old(stack.environment)
+        if old:
+            return Blocked(status="unavailable", reason=f"stack {cell.stack} {old}")
         kernel = self.library if cell.library else None
         if isinstance(kernel, Blocked):
             return kernel
         identity = self._identity(cell, stack.environment, kernel)
         return Ready(environment=stack.environment, library=kernel, key=sha256_json(identity)[:32], identity=identity)
+
+    def _too_old(self, environment: Environment) -> str | None:
+        """Why the driver can't run the stack; in host isolation the pins aren't what runs."""
+        cuda = environments.cuda_of(environment.pinned)
+        if cuda is None or not self.gpus or self.isolation == "host":
+            return None
+        return too_old(self.gpus[0], cuda)
 
     def _identity(self, cell: Cell, environment: Environment, kernel: Library | None) -> dict[str, Any]:
         code = [path for path in sources(self.op_folder) if _matters(path.relative_to(self.op_folder), cell)]
@@ -105,7 +124,9 @@ class Preparation:
         }
 
 
-def prepare(workspace: Workspace, matrix: Matrix, plan: Plan, isolation: IsolationName) -> Preparation:
+def prepare(
+    workspace: Workspace, matrix: Matrix, plan: Plan, isolation: IsolationName, gpus: Sequence[Gpu] = ()
+) -> Preparation:
     """Make inputs and runtime, and find what `image` and `kernels` left. Raises BadInput when inputs are off."""
     op_folder = workspace.kernels / matrix.op
     op = load(op_folder)
@@ -122,7 +143,8 @@ def prepare(workspace: Workspace, matrix: Matrix, plan: Plan, isolation: Isolati
         input_digests=digests,
         inputs_pinned=pinned,
         runtime=runtime.stage(workspace.out, op_folder),
-        device=describe(plan.device),
+        device=describe(plan.device, gpus),
+        gpus=gpus,
         stacks=stacks,
         library=_library(workspace, matrix, plan, isolation, op_folder),
         mode_environments={name: mode.environment for name, mode in matrix.device(plan.device).modes.items()},
@@ -161,6 +183,10 @@ def _library(
     if log.is_file():
         return Blocked(status="failed", reason=f"compiling the kernel failed: {reason_in(log)}", log=str(log))
     return Blocked(status="not_run", reason="the kernel was never compiled here: nox -s kernels")
+
+
+def _below(capability: str, least: str) -> bool:
+    return tuple(map(int, capability.split("."))) < tuple(map(int, least.split(".")))
 
 
 def _matters(path: Path, cell: Cell) -> bool:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from harness import capture, isolation
+from harness import capture, gpu, isolation
 from harness.capture import Record, Verdict
 from harness.engine import Ending, EngineError
 from harness.errors import BitmatrixError
 from harness.files import locked, temporary_folder
+from harness.gpu import Gpu
 from harness.isolation import Task
 from harness.plan import Cell
 from harness.preparation import Blocked, Preparation, Ready
@@ -29,7 +31,7 @@ def cells(
         if cell.stack == stack:
             with progress.cell(cell.name, stack) as note:
                 try:
-                    status, reason, reused = _cell(preparation, cell, fresh=fresh)
+                    status, reason, reused = _cell(preparation, cell, progress, fresh=fresh)
                 except OSError as error:  # a disk that is full or gone: there may be no place for a record either
                     status, reason, reused = "failed", f"its files can't be written: {error}", False
                 note(status, reason, reused=reused)
@@ -49,7 +51,7 @@ def settled(preparation: Preparation, key: str) -> Record | None:
     return None
 
 
-def _cell(preparation: Preparation, cell: Cell, *, fresh: bool) -> tuple[str, str | None, bool]:
+def _cell(preparation: Preparation, cell: Cell, progress: Progress, *, fresh: bool) -> tuple[str, str | None, bool]:
     ready = preparation.resolve(cell)
     if isinstance(ready, Blocked):
         return ready.status, ready.reason, False
@@ -61,8 +63,8 @@ def _cell(preparation: Preparation, cell: Cell, *, fresh: bool) -> tuple[str, st
         record = None if fresh else settled(preparation, ready.key)
         if record and record.status == "done" and _holds(preparation, record):
             return record.status, record.reason, True
-        with temporary_folder(workspace.cells, ready.key[:12]) as folder:
-            record = _attempt(preparation, cell, ready, folder)
+        with temporary_folder(workspace.cells, ready.key[:12]) as folder, _leased(preparation, progress) as leased:
+            record = _attempt(preparation, cell, ready, leased, folder)
         return record.status, record.reason, False
 
 
@@ -76,7 +78,23 @@ def _holds(preparation: Preparation, record: Record) -> bool:
     return True
 
 
-def _attempt(preparation: Preparation, cell: Cell, ready: Ready, folder: Path) -> Record:
+@contextlib.contextmanager
+def _leased(preparation: Preparation, progress: Progress) -> Iterator[Gpu | None]:
+    """A GPU of this cell's own for as long as it runs; None on a CPU."""
+    if not preparation.gpus:
+        yield None
+        return
+    with gpu.lease(preparation.gpus, progress.say) as leased:
+        others = gpu.processes(leased.uuid)
+        if others:
+            progress.say(
+                f"GPU {leased.index} ({leased.name}) is busy with process {', '.join(map(str, others))}: "
+                "latency would suffer, bits are unaffected"
+            )
+        yield leased
+
+
+def _attempt(preparation: Preparation, cell: Cell, ready: Ready, leased: Gpu | None, folder: Path) -> Record:
     """One process, judged; its capture or what it left of a failure is kept."""
     started, clock = datetime.now(UTC), time.monotonic()
     task = Task(
@@ -88,9 +106,12 @@ def _attempt(preparation: Preparation, cell: Cell, ready: Ready, folder: Path) -
         inputs=preparation.inputs,
         input_digests=preparation.input_digests,
         op=preparation.op.name,
+        gpu=leased,
         folder=folder,
     )
+    before = gpu.state(leased.uuid) if leased else None
     ending, verdict = _launch(preparation, task)
+    after = gpu.state(leased.uuid) if leased else None
     capture.collect_output(task.output, folder, verdict.tensors)
     record = Record(
         key=ready.key,
@@ -106,6 +127,7 @@ def _attempt(preparation: Preparation, cell: Cell, ready: Ready, folder: Path) -
         tensors=verdict.tensors,
         files={case: capture.stamp(capture.case_file(folder, case)) for case in verdict.tensors},
         claims=verdict.claims,
+        gpu={**asdict(leased), "before": before, "after": after} if leased else None,
     )
     shutil.rmtree(folder / "scratch", ignore_errors=True)
     capture.write(folder, record)
@@ -130,4 +152,18 @@ def _launch(preparation: Preparation, task: Task) -> tuple[Ending, Verdict]:
         ending.exit_code,
         out_of_memory=ending.out_of_memory,
     )
-    return ending, verdict
+    return ending, _on_leased(verdict, task.gpu)
+
+
+def _on_leased(verdict: Verdict, leased: Gpu | None) -> Verdict:
+    """The verdict, failed when the process says that it ran on another GPU than the one leased to it."""
+    facts = verdict.claims.get("facts")
+    seen = facts.get("gpu") if isinstance(facts, dict) else None
+    uuid = seen.get("uuid") if isinstance(seen, dict) else None
+    # An instance of a GPU is known to torch by the whole GPU's UUID.
+    if verdict.status != "done" or leased is None or leased.mig or not isinstance(uuid, str):
+        return verdict
+    if uuid.removeprefix("GPU-") == leased.uuid.removeprefix("GPU-"):
+        return verdict
+    reason = f"it ran on GPU {uuid}, and {leased.uuid} was leased to it"
+    return Verdict(status="failed", reason=reason, tensors={}, claims=verdict.claims)

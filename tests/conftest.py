@@ -13,7 +13,7 @@ import packages
 import pytest
 from hypothesis import settings
 
-from harness import base, engine, image, matrix, pipsite, venv
+from harness import base, device, engine, image, matrix, pipsite, venv
 from harness.base import BaseImage
 from harness.build import Builds
 from harness.files import sha256_file
@@ -37,6 +37,10 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests with real containers run where an engine answers; under --require-docker its absence is an error."""
+    if device.default() != "cuda":
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="no NVIDIA driver is loaded"))
     marked = [item for item in items if item.get_closest_marker("docker")]
     if not marked or engine.answers():
         return
