@@ -85,8 +85,8 @@ def assemble(preparation: Preparation, matrix: Matrix) -> Path:
     created = datetime.now(UTC)
     cells = [_cell(preparation, cell) for cell in plan.cells]
     device = matrix.device(plan.device)
-    commit, dirty = source = _source()
-    kernel_commit, kernel_dirty = _kernel_source(matrix, preparation) or source
+    commit, dirty = _source()
+    kernel_commit, kernel_dirty = _kernel_source(matrix, preparation) or (commit, dirty)
     place = _free(workspace.out, f"{created:%Y%m%dT%H%M%SZ}-{plan.device}")
     library = preparation.library
     described = Run(
