@@ -1,7 +1,7 @@
 """The sessions: `nox -l` lists them, `nox -s matrix` does the whole thing.
 
 Each is one purpose and a call into `python -m harness`. Options after `--` go to it: --device, --isolation, --stack,
---mode, --case, --fresh, --out, --cache. Needs what `pip install -e '.[nox]'` installs.
+--mode, --case, --gpu, --fresh, --out, --cache. Needs what `pip install -e '.[nox]'` installs.
 """
 
 from __future__ import annotations
@@ -113,12 +113,12 @@ def register_run(stack: str, needs: list[str]) -> None:
     def run(session: nox.Session) -> None:
         contained(session, "run", stack)
 
+    # Also on GPUs: a cell waits until one is its own.
     run.__doc__ = f"Run every cell of stack {stack} that isn't done, each in a process of its own."
-    nox.session(name=f"run-{stack}", tags=[stack, "runs"], requires=needs, allow_parallel=ON_CPU, default=False)(run)
+    nox.session(name=f"run-{stack}", tags=[stack, "runs"], requires=needs, allow_parallel=True, default=False)(run)
 
 
 MATRIX = devices()
-ON_CPU = chosen_device() == "cpu"  # two cells on one GPU would wait for each other and measure each other
 DEVICE = MATRIX.get(chosen_device()) or {}
 TOOLCHAIN = DEVICE.get("toolchain")
 
@@ -134,6 +134,12 @@ def kernels(session: nox.Session) -> None:
 
 for name in dict.fromkeys(name for device in MATRIX.values() for name in running(device or {})):
     register_run(name, [f"image-{name}", "kernels"])
+
+
+@nox.session(default=False)
+def doctor(session: nox.Session) -> None:
+    """Check what this host has and lacks for the matrix, each with its remedy; changes nothing."""
+    alone(session, "doctor")
 
 
 @nox.session(default=False)

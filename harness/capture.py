@@ -74,6 +74,8 @@ class Record(BaseModel):
     files: dict[str, FileStamp]
     """Case -> its tensor file."""
     claims: dict[str, Any]
+    gpu: dict[str, Any] | None = None
+    """The leased GPU, its driver, and its state before and after the cell, as the host read them; None on a cpu."""
 
 
 class Claims(BaseModel):

@@ -7,6 +7,7 @@ Exit codes: 0, every required cell is done (or the step succeeded); 1, something
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import sys
@@ -20,6 +21,7 @@ from harness import (
     clean,
     collect,
     device,
+    doctor,
     engine,
     inputs,
     isolation,
@@ -34,8 +36,10 @@ from harness import (
     run,
     rundir,
     structure,
+    toolkit,
 )
 from harness import environment as environments
+from harness.device import Device
 from harness.environment import StackRecord
 from harness.errors import BadInput, BitmatrixError
 from harness.files import write_text
@@ -59,6 +63,13 @@ class Setup:
     chosen_because: str
     plan: Plan
     fresh: bool
+    gpus: tuple[str, ...]
+    """The GPUs asked for, by index or UUID."""
+
+    @functools.cached_property
+    def found(self) -> Device:
+        """This host's device, looked at when first asked for: an image can be made where there is no GPU."""
+        return device.find(self.device, self.gpus)
 
     @property
     def needed(self) -> list[str]:
@@ -101,12 +112,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     setup = _setup(options)
+    _can_run(setup)
     print(_describe(setup))
     return 0
 
 
 def _matrix(options: argparse.Namespace) -> int:
     setup = _setup(options, checked=True)
+    _can_run(setup)
     progress = Progress(len(setup.plan.cells))
     progress.say(_describe(setup))
     _sweep(setup, progress)
@@ -161,6 +174,7 @@ def _image(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     setup = _setup(options)
+    _can_run(setup)
     asked = _known(setup.matrix, setup.device, options.names)
     names = [name for name in setup.plan.stacks() if name in asked or not asked]
     progress = Progress(sum(cell.stack in names for cell in setup.plan.cells))
@@ -209,6 +223,18 @@ def _base(options: argparse.Namespace) -> int:
             made = base.ensure(name, declared[name], cache=workspace.cache, log=workspace.cache / f"base-{name}.log")
         print(f"{made.name}: {made.image_id}")
     return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    workspace = _workspace(options)
+    declared = matrix.load(workspace.matrix, workspace.kernels)
+    device_name = cast(DeviceName, options.device or device.default())
+    chosen, _ = isolation.choose(cast("IsolationName | None", options.isolation))
+    failed = False
+    for check in doctor.examine(workspace, declared, device_name, chosen, tuple(options.gpu)):
+        print(check.line(), flush=True)
+        failed |= check.level == "fail"
+    return 1 if failed else 0
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -275,6 +301,7 @@ def _setup(options: argparse.Namespace, *, checked: bool = False) -> Setup:
         chosen_because=because,
         plan=planned,
         fresh=options.fresh,
+        gpus=tuple(options.gpu),
     )
 
 
@@ -289,9 +316,10 @@ def _known(declared: Matrix, device_name: DeviceName, names: list[str]) -> list[
 
 def _describe(setup: Setup) -> str:
     """The plan, printed before work starts."""
-    facts = device.describe(setup.device)
-    where = f"device {setup.device} ({facts.model}), isolation {setup.isolation} ({setup.chosen_because})"
+    where = f"device {setup.device} ({setup.found.facts.model}), isolation {setup.isolation} ({setup.chosen_because})"
     lines = [f"{where}, op {setup.plan.op}, cases {', '.join(map(str, setup.plan.cases))}"]
+    lines += [f"  on {gpu.label}" for gpu in setup.found.gpus]
+    lines += [f"  left out: {reason}" for reason in setup.found.left_out]
     if setup.plan.narrowed:
         lines.append(f"narrowed by {' '.join(setup.plan.narrowed)}: not comparable with the full order")
     width = max(len(cell.name) for cell in setup.plan.cells)
@@ -299,6 +327,12 @@ def _describe(setup: Setup) -> str:
         declared = " ".join(f"{name}={value}" for name, value in _mode_environment(setup, cell.mode).items())
         lines.append(f"  {cell.name:{width}}  stack {cell.stack}  {declared}".rstrip())
     return "\n".join(lines)
+
+
+def _can_run(setup: Setup) -> None:
+    """Raise BadInput, before any work, when no cell could be given the device that is asked for."""
+    if setup.found.gpus and setup.isolation == "docker" and engine.answers():
+        toolkit.needed()
 
 
 def _mode_environment(setup: Setup, mode: str | None) -> dict[str, str]:
@@ -336,7 +370,7 @@ def _compile(setup: Setup, progress: Progress) -> library.Library | None:
 
 
 def _prepared(setup: Setup) -> preparation.Preparation:
-    return preparation.prepare(setup.workspace, setup.matrix, setup.plan, setup.isolation)
+    return preparation.prepare(setup.workspace, setup.matrix, setup.plan, setup.isolation, setup.found)
 
 
 def _report(folder: Path, workspace: Workspace, progress: Progress) -> int:
@@ -367,6 +401,9 @@ def _parser() -> argparse.ArgumentParser:
     narrowing.add_argument(
         "--case", action="append", default=[], type=int, metavar="T", help="only this case (repeatable)"
     )
+    narrowing.add_argument(
+        "--gpu", action="append", default=[], metavar="GPU", help="only this GPU, by index or UUID (repeatable)"
+    )
     narrowing.add_argument("--fresh", action="store_true", help="run cells again that are done already")
 
     parser = argparse.ArgumentParser(
@@ -382,6 +419,7 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     add("matrix", _matrix, "all of it: images, inputs, kernel, every cell, the comparison and its table", narrowing)
+    add("doctor", _doctor, "check what this host has and lacks, each with its remedy; changes nothing", narrowing)
     add("plan", _plan, "print which cells would run, where and how", narrowing)
     add("inputs", _inputs, "make the inputs and hold them against the pinned digests", narrowing).add_argument(
         "--pin", action="store_true", help="write the digests into the op's folder"

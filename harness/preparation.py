@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from harness import environment as environments
-from harness import inputs, library, runtime
+from harness import gpu, inputs, library, runtime
 from harness.capture import Status
 from harness.cell.op import Op, load_op
-from harness.device import DeviceFacts, describe
+from harness.device import Device
 from harness.environment import Environment, StackRecord
 from harness.errors import BadInput, BitmatrixError, Unavailable
 from harness.files import sha256_json, sha256_tree, sources
@@ -61,7 +61,7 @@ class Preparation:
     input_digests: Mapping[str, str | dict[str, str]]
     inputs_pinned: bool
     runtime: Runtime
-    device: DeviceFacts
+    device: Device
     stacks: Mapping[str, StackRecord | None]
     library: Library | Blocked | None
     mode_environments: Mapping[str, dict[str, str]]
@@ -69,21 +69,38 @@ class Preparation:
 
     def resolve(self, cell: Cell) -> Ready | Blocked:
         """The cell's key, or why it can't be started."""
-        if cell.architectures and self.device.architecture not in cell.architectures:
+        facts = self.device.facts
+        if cell.architectures and facts.architecture not in cell.architectures:
             return Blocked(
                 status="unavailable",
-                reason=f"mode {cell.mode} exists on {', '.join(cell.architectures)}, not on {self.device.architecture}",
+                reason=f"mode {cell.mode} exists on {', '.join(cell.architectures)}, not on {facts.architecture}",
+            )
+        least, has = cell.capability, facts.capability
+        if least and has and gpu.below(has, least):
+            return Blocked(
+                status="unavailable",
+                reason=f"mode {cell.mode} needs compute capability {least}, {facts.model} has {has}",
             )
         stack = self.stacks.get(cell.stack)
         if stack is None:
             return Blocked(status="not_run", reason=f"stack {cell.stack} was never made here: nox -s matrix")
         if stack.environment is None:
             return Blocked(status=stack.status, reason=f"stack {cell.stack}: {stack.reason}", log=stack.log)
+        old = self._driver_lacks(stack.environment)
+        if old:
+            return Blocked(status="unavailable", reason=f"stack {cell.stack}: {old}")
         kernel = self.library if cell.library else None
         if isinstance(kernel, Blocked):
             return kernel
         identity = self._identity(cell, stack.environment, kernel)
         return Ready(environment=stack.environment, library=kernel, key=sha256_json(identity)[:32], identity=identity)
+
+    def _driver_lacks(self, environment: Environment) -> str | None:
+        """Why the driver is too old for a stack. What `host` isolation has isn't what a lock pins: torch will say."""
+        cuda = gpu.cuda_of(environment.pinned)
+        if self.device.driver is None or self.isolation == "host" or cuda is None:
+            return None
+        return gpu.driver_lacks(cuda, self.device.driver.version)
 
     def _identity(self, cell: Cell, environment: Environment, kernel: Library | None) -> dict[str, Any]:
         code = [path for path in sources(self.op_folder) if _matters(path.relative_to(self.op_folder), cell)]
@@ -101,11 +118,11 @@ class Preparation:
             "op_sha256": sha256_tree(code, self.op_folder),
             "library_sha256": kernel.sha256 if kernel else None,
             "inputs": self.input_digests,
-            "device": asdict(self.device),
+            "device": asdict(self.device.facts),
         }
 
 
-def prepare(workspace: Workspace, matrix: Matrix, plan: Plan, isolation: IsolationName) -> Preparation:
+def prepare(workspace: Workspace, matrix: Matrix, plan: Plan, isolation: IsolationName, device: Device) -> Preparation:
     """Make inputs and runtime, and find what `image` and `kernels` left. Raises BadInput when inputs are off."""
     op_folder = workspace.kernels / matrix.op
     op = load(op_folder)
@@ -122,7 +139,7 @@ def prepare(workspace: Workspace, matrix: Matrix, plan: Plan, isolation: Isolati
         input_digests=digests,
         inputs_pinned=pinned,
         runtime=runtime.stage(workspace.out, op_folder),
-        device=describe(plan.device),
+        device=device,
         stacks=stacks,
         library=_library(workspace, matrix, plan, isolation, op_folder),
         mode_environments={name: mode.environment for name, mode in matrix.device(plan.device).modes.items()},

@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from harness import capture, isolation
+from harness import capture, gpu, isolation, lease
 from harness.capture import Record, Verdict
 from harness.engine import Ending, EngineError
-from harness.errors import BitmatrixError
+from harness.errors import BitmatrixError, Unavailable
 from harness.files import locked, temporary_folder
+from harness.gpu import Gpu, State
 from harness.isolation import Task
+from harness.lease import Lease
 from harness.plan import Cell
 from harness.preparation import Blocked, Preparation, Ready
 from harness.progress import Progress
@@ -29,7 +33,7 @@ def cells(
         if cell.stack == stack:
             with progress.cell(cell.name, stack) as note:
                 try:
-                    status, reason, reused = _cell(preparation, cell, fresh=fresh)
+                    status, reason, reused = _cell(preparation, cell, fresh=fresh, say=progress.say)
                 except OSError as error:  # a disk that is full or gone: there may be no place for a record either
                     status, reason, reused = "failed", f"its files can't be written: {error}", False
                 note(status, reason, reused=reused)
@@ -49,7 +53,9 @@ def settled(preparation: Preparation, key: str) -> Record | None:
     return None
 
 
-def _cell(preparation: Preparation, cell: Cell, *, fresh: bool) -> tuple[str, str | None, bool]:
+def _cell(
+    preparation: Preparation, cell: Cell, *, fresh: bool, say: Callable[[str], None]
+) -> tuple[str, str | None, bool]:
     ready = preparation.resolve(cell)
     if isinstance(ready, Blocked):
         return ready.status, ready.reason, False
@@ -61,9 +67,30 @@ def _cell(preparation: Preparation, cell: Cell, *, fresh: bool) -> tuple[str, st
         record = None if fresh else settled(preparation, ready.key)
         if record and record.status == "done" and _holds(preparation, record):
             return record.status, record.reason, True
-        with temporary_folder(workspace.cells, ready.key[:12]) as folder:
-            record = _attempt(preparation, cell, ready, folder)
+        with (
+            _leased(preparation, say) as held,
+            temporary_folder(workspace.cells, ready.key[:12]) as folder,
+        ):
+            record = _attempt(preparation, cell, ready, held, folder)
         return record.status, record.reason, False
+
+
+@contextlib.contextmanager
+def _leased(preparation: Preparation, say: Callable[[str], None]) -> Iterator[Lease | None]:
+    """A GPU for one cell alone, with a warning when others compute there; None on a cpu."""
+    gpus = preparation.device.gpus
+    if not gpus:
+        yield None
+        return
+    folder, warning = lease.place()
+    if warning:
+        say(warning)
+    with lease.take(gpus, folder, say) as held:
+        busy = gpu.state(held.gpu).processes
+        if busy:
+            pids = ", ".join(str(process["pid"]) for process in busy)
+            say(f"{held.gpu.label} is busy with process {pids}: times suffer, bits don't")
+        yield held
 
 
 def _holds(preparation: Preparation, record: Record) -> bool:
@@ -76,7 +103,7 @@ def _holds(preparation: Preparation, record: Record) -> bool:
     return True
 
 
-def _attempt(preparation: Preparation, cell: Cell, ready: Ready, folder: Path) -> Record:
+def _attempt(preparation: Preparation, cell: Cell, ready: Ready, held: Lease | None, folder: Path) -> Record:
     """One process, judged; its capture or what it left of a failure is kept."""
     started, clock = datetime.now(UTC), time.monotonic()
     task = Task(
@@ -84,13 +111,16 @@ def _attempt(preparation: Preparation, cell: Cell, ready: Ready, folder: Path) -
         plan=preparation.plan,
         environment=ready.environment,
         library=ready.library,
+        lease=held,
         runtime=preparation.runtime.folder,
         inputs=preparation.inputs,
         input_digests=preparation.input_digests,
         op=preparation.op.name,
         folder=folder,
     )
+    before = gpu.state(held.gpu) if held else None
     ending, verdict = _launch(preparation, task)
+    after = gpu.state(held.gpu) if held else None
     capture.collect_output(task.output, folder, verdict.tensors)
     record = Record(
         key=ready.key,
@@ -106,6 +136,7 @@ def _attempt(preparation: Preparation, cell: Cell, ready: Ready, folder: Path) -
         tensors=verdict.tensors,
         files={case: capture.stamp(capture.case_file(folder, case)) for case in verdict.tensors},
         claims=verdict.claims,
+        gpu=_gpu(preparation, held.gpu, before, after) if held and before and after else None,
     )
     shutil.rmtree(folder / "scratch", ignore_errors=True)
     capture.write(folder, record)
@@ -118,11 +149,19 @@ def _attempt(preparation: Preparation, cell: Cell, ready: Ready, folder: Path) -
     return record
 
 
+def _gpu(preparation: Preparation, leased: Gpu, before: State, after: State) -> dict[str, Any]:
+    assert preparation.device.driver is not None
+    states = {"before": asdict(before), "after": asdict(after)}
+    return {**asdict(leased), "driver": asdict(preparation.device.driver), **states}
+
+
 def _launch(preparation: Preparation, task: Task) -> tuple[Ending, Verdict]:
     try:
         ending = isolation.launch(task)
     except EngineError as error:
         return Ending(exit_code=None), Verdict(status="crashed", reason=str(error), tensors={}, claims={})
+    except Unavailable as error:
+        return Ending(exit_code=None), Verdict(status="unavailable", reason=str(error), tensors={}, claims={})
     verdict = capture.judge(
         task.output,
         preparation.op,
@@ -130,4 +169,14 @@ def _launch(preparation: Preparation, task: Task) -> tuple[Ending, Verdict]:
         ending.exit_code,
         out_of_memory=ending.out_of_memory,
     )
-    return ending, verdict
+    return ending, _on_lease(verdict, task.lease)
+
+
+def _on_lease(verdict: Verdict, held: Lease | None) -> Verdict:
+    """The verdict, unless the process says that it ran on another GPU than the one it was given."""
+    seen = verdict.claims.get("facts", {}).get("gpu")
+    uuid = seen.get("uuid") if isinstance(seen, dict) else None
+    if held is None or not isinstance(uuid, str) or gpu.same_device(held.gpu, uuid):
+        return verdict
+    reason = f"it ran on the GPU {uuid[:64]}, not on the one it was given, {held.gpu.label}"
+    return Verdict(status="failed", reason=reason, tensors={}, claims=verdict.claims)
