@@ -169,10 +169,10 @@ def _launch(preparation: Preparation, task: Task) -> tuple[Ending, Verdict]:
         ending.exit_code,
         out_of_memory=ending.out_of_memory,
     )
-    return ending, _on_lease(verdict, task.lease)
+    return ending, on_lease(verdict, task.lease)
 
 
-def _on_lease(verdict: Verdict, held: Lease | None) -> Verdict:
+def on_lease(verdict: Verdict, held: Lease | None) -> Verdict:
     """The verdict, unless the process says that it ran on another GPU than the one it was given."""
     seen = verdict.claims.get("facts", {}).get("gpu")
     uuid = seen.get("uuid") if isinstance(seen, dict) else None

@@ -20,6 +20,7 @@ from project import GOOD, Project, in_run
 
 from harness import engine, gpu, isolation, lease, toolkit
 from harness.base import BaseImage
+from harness.capture import Verdict
 from harness.environment import Environment
 from harness.errors import BadInput, BitmatrixError, Unavailable
 from harness.gpu import Gpu
@@ -27,6 +28,7 @@ from harness.isolation import Task
 from harness.lease import Lease
 from harness.matrix import Limits
 from harness.plan import Cell, Plan
+from harness.run import on_lease
 from harness.workspace import REPOSITORY
 
 A, B, C = (FakeGpu(uuid=f"GPU-{letter * 8}") for letter in "abc")
@@ -363,6 +365,49 @@ def test_a_mode_beyond_the_gpus_capability_is_unavailable(tmp_path: Path, double
     assert "unavailable" in said
     assert "mode new needs compute capability 10.0, NVIDIA H200 has 9.0" in said
     assert run(project, environment(double, [B200]))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("seen", "status"),
+    [("aaaaaaaa", "done"), ("GPU-aaaaaaaa", "done"), ("bbbbbbbb", "failed"), (None, "done"), (["a"], "done")],
+)
+def test_a_cell_that_saw_another_gpu_than_its_lease_has_failed(seen: object, status: str) -> None:
+    verdict = Verdict(status="done", reason=None, tensors={}, claims={"facts": {"gpu": {"uuid": seen}}})
+    judged = on_lease(verdict, Lease(gpu=physical(), descriptor=-1))
+    assert judged.status == status
+    if status == "failed":
+        assert "it ran on the GPU bbbbbbbb, not on the one it was given, GPU 0" in (judged.reason or "")
+
+
+def moment(line: str) -> bool:
+    return line.startswith(("from ", "to "))
+
+
+def test_stacks_side_by_side_under_j_have_a_gpu_each(tmp_path: Path, double: Path) -> None:
+    times = "import time; print('from', time.time(), flush=True); time.sleep(4); print('to', time.time(), flush=True)"
+    project = Project(tmp_path, {"one": in_run(times), "two": in_run(times)}, cases=(1,))
+    on_cuda(project)
+    cuda: Any = project.matrix["devices"]["cuda"]  # type: ignore[index]
+    cuda["stacks"]["second"] = cuda["stacks"]["golden"]
+    cuda["candidates"]["two"]["stack"] = "second"
+    project.write()
+    (tmp_path / "noxfile.py").write_text((REPOSITORY / "noxfile.py").read_text())
+    place = ["--root", str(tmp_path), "--out", str(project.out), "--device", "cuda", "--isolation", "host"]
+    done = subprocess.run(
+        [sys.executable, "-m", "nox", "-f", str(tmp_path / "noxfile.py"), "-j", "4", "-s", "matrix", "--", *place],
+        env={**environment(double, [A, B]), "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = [record(project, name) for name in ("one", "two")]
+    assert {made["gpu"]["uuid"] for made in records} == {A.uuid, B.uuid}
+    spans = [
+        dict(line.split() for line in (project.latest() / name / "log.txt").read_text().splitlines() if moment(line))
+        for name in ("one", "two")
+    ]
+    assert max(float(span["from"]) for span in spans) < min(float(span["to"]) for span in spans)
 
 
 def test_a_stack_newer_than_the_driver_is_unavailable_with_both_versions(tmp_path: Path, double: Path) -> None:
