@@ -92,7 +92,7 @@ def assemble(preparation: Preparation, matrix: Matrix) -> Path:
     described = Run(
         run=place.name,
         created=created.isoformat(timespec="seconds"),
-        device=asdict(preparation.device),
+        device=asdict(preparation.device.facts),
         isolation=preparation.isolation,
         narrowed=plan.narrowed,
         op=plan.op,
