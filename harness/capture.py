@@ -22,6 +22,7 @@ from harness import tensors
 from harness.cell.op import Op
 from harness.errors import BitmatrixError
 from harness.files import read_json, write_json
+from harness.measure import Measured
 from harness.tensors import TensorRef
 
 Status = Literal["done", "unavailable", "failed", "timed_out", "crashed", "not_run"]
@@ -74,6 +75,8 @@ class Record(BaseModel):
     files: dict[str, FileStamp]
     """Case -> its tensor file."""
     claims: dict[str, Any]
+    measured: Measured = Measured()
+    """Which measures were asked for, and what the host itself found of them."""
     gpu: dict[str, Any] | None = None
     """The leased GPU, its driver, and its state before and after the cell, as the host read them; None on a cpu."""
 

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -27,6 +27,7 @@ from harness import (
     isolation,
     library,
     matrix,
+    measure,
     plan,
     preparation,
     render,
@@ -289,7 +290,12 @@ def _setup(options: argparse.Namespace, *, checked: bool = False) -> Setup:
     declared = matrix.load(workspace.matrix, workspace.kernels)
     device_name = cast(DeviceName, options.device or device.default())
     selection = Selection(stacks=tuple(options.stack), modes=tuple(options.mode), cases=tuple(options.case))
-    planned = plan.make(declared, device_name, selection)
+    planned = replace(
+        plan.make(declared, device_name, selection),
+        measures=measure.wanted(
+            declared.device(device_name).measures, tuple(options.measure), quick=options.quick, off=options.no_measures
+        ),
+    )
     chosen, because = isolation.choose(cast("IsolationName | None", options.isolation))
     if checked:
         environments.check_locks(workspace, declared, device_name)
@@ -323,6 +329,8 @@ def _describe(setup: Setup) -> str:
     lines += [f"  left out: {reason}" for reason in setup.found.left_out]
     if setup.plan.narrowed:
         lines.append(f"narrowed by {' '.join(setup.plan.narrowed)}: not comparable with the full order")
+    if setup.plan.measures:
+        lines.append(f"measures after the captures: {', '.join(setup.plan.measures)}")
     width = max(len(cell.name) for cell in setup.plan.cells)
     for cell in setup.plan.cells:
         declared = " ".join(f"{name}={value}" for name, value in _mode_environment(setup, cell.mode).items())
@@ -405,6 +413,11 @@ def _parser() -> argparse.ArgumentParser:
     narrowing.add_argument(
         "--gpu", action="append", default=[], metavar="GPU", help="only this GPU, by index or UUID (repeatable)"
     )
+    narrowing.add_argument(
+        "--measure", action="append", default=[], choices=measure.NAMES, help="only this measure (repeatable)"
+    )
+    narrowing.add_argument("--no-measures", action="store_true", help="captures and their comparison alone")
+    narrowing.add_argument("--quick", action="store_true", help="the quick check of batch invariance")
     narrowing.add_argument("--fresh", action="store_true", help="run cells again that are done already")
 
     parser = argparse.ArgumentParser(

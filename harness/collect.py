@@ -9,14 +9,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import capture, render, report, rundir
+from harness import capture, measure, render, report, rundir, verdict
 from harness.capture import Record
 from harness.cell.op import Op
 from harness.compare import Comparison, compare, identical
+from harness.detail import explain
 from harness.errors import BitmatrixError
 from harness.files import locked, read_json, write_json, write_text
 from harness.preparation import load
-from harness.report import Case, CellDetails, CellResult, Details, Environment, Report, StackDetails
+from harness.report import Case, CellDetails, CellResult, Details, Environment, PairDetail, Report, StackDetails
 from harness.rundir import Run, RunCell
 from harness.tensors import TensorRef
 from harness.workspace import Workspace
@@ -71,11 +72,24 @@ class Comparisons:
 
     def of(self, a: TensorRef, digest_a: str, b: TensorRef, digest_b: str) -> Comparison:
         """Compare two tensors of equal shape and dtype; the order of the two doesn't matter."""
-        key = ":".join([a.dtype, "x".join(map(str, a.shape)), *sorted((digest_a, digest_b))])
+        key = _pair_key(a, digest_a, digest_b)
         if key not in self._known:
             found = identical(a) if digest_a == digest_b else compare(a, b)
             self._known[key] = self._new[key] = asdict(found)
         return Comparison(**self._known[key])
+
+    def detail(self, a: TensorRef, digest_a: str, b: TensorRef, digest_b: str) -> PairDetail | None:
+        """How two tensors of equal shape and dtype differ, ours first; None when they don't."""
+        if digest_a == digest_b:
+            return None
+        key = f"detail:{_pair_key(a, digest_a, digest_b)}"
+        if key not in self._known:
+            first, second = (a, b) if digest_a < digest_b else (b, a)
+            found = explain(first, second)
+            assert found is not None  # their digests differ
+            self._known[key] = self._new[key] = PairDetail.of(found).model_dump()
+        known = PairDetail.model_validate(self._known[key])
+        return known if digest_a < digest_b else known.swapped()
 
     def save(self) -> None:
         """Add what was found to the file."""
@@ -83,6 +97,10 @@ class Comparisons:
             with locked(self._path.with_suffix(".lock")):
                 known = read_json(self._path) if self._path.is_file() else {}
                 write_json(self._path, {**known, **self._new})
+
+
+def _pair_key(ref: TensorRef, digest_a: str, digest_b: str) -> str:
+    return ":".join([ref.dtype, "x".join(map(str, ref.shape)), *sorted((digest_a, digest_b))])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +148,7 @@ def build(described: Run, op: Op, cells: list[Collected], comparisons: Compariso
         for cell in sorted(cells, key=lambda cell: cell.cell.name)
         if cell.record
     }
-    return Report(
+    built = Report(
         kind=described.kind,
         rfc=described.rfc,
         op=described.op,
@@ -139,8 +157,11 @@ def build(described: Run, op: Op, cells: list[Collected], comparisons: Compariso
         environment=_environment(described, cells),
         cases=described.cases,
         results=results,
-        bitmatrix=_details(described, op, cells),
+        bitmatrix=_details(described, op, cells, comparisons),
     )
+    assert built.bitmatrix is not None
+    built.bitmatrix.verdicts = verdict.every(built)
+    return built
 
 
 def _result(cell: Collected, references: list[Collected], op: Op, comparisons: Comparisons) -> CellResult:
@@ -262,7 +283,7 @@ def _findings(described: Run, cells: list[Collected], stack: str) -> list[str]:
 # Details -------------------------------------------------------------------------------------------------------------
 
 
-def _details(described: Run, op: Op, cells: list[Collected]) -> Details:
+def _details(described: Run, op: Op, cells: list[Collected], comparisons: Comparisons) -> Details:
     digests = {
         cell.cell.name: {
             case: {name: facts.sha256 for name, facts in tensors.items()}
@@ -291,7 +312,32 @@ def _details(described: Run, op: Op, cells: list[Collected]) -> Details:
         findings=[finding for name in described.stacks for finding in _findings(described, cells, name)],
         commit=described.commit,
         dirty=described.dirty,
+        pairs={cell.cell.name: _pairs(described, cell, cells, comparisons) for cell in cells if cell.record},
+        measures={
+            cell.cell.name: found
+            for cell in cells
+            if cell.record and (found := measure.read(cell.record.measured, cell.record.claims, cell.record.gpu))
+        },
     )
+
+
+def _pairs(
+    described: Run, cell: Collected, cells: list[Collected], comparisons: Comparisons
+) -> dict[str, dict[str, dict[str, PairDetail]]]:
+    """Reference -> case -> tensor -> how the cell differs there; what is equal is left out."""
+    references = [one for one in cells if one.cell.name in described.references and one.record and one is not cell]
+    found: dict[str, dict[str, dict[str, PairDetail]]] = {}
+    assert cell.record is not None
+    for reference in references:
+        assert reference.record is not None
+        for case, refs in cell.tensors.items():
+            ours, theirs = cell.record.tensors[str(case)], reference.record.tensors[str(case)]
+            for name, ref in refs.items():
+                other = reference.tensors[case][name]
+                detail = comparisons.detail(ref, ours[name].sha256, other, theirs[name].sha256)
+                if detail:
+                    found.setdefault(reference.cell.name, {}).setdefault(str(case), {})[name] = detail
+    return found
 
 
 def _cell_details(

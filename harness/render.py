@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from harness import verdict
+from harness.grid import Columns, classes, columns, inert, label, numeric, references, twins
 from harness.report import Case, Classes, Comparison, Report
 
 _MOST = 300
@@ -27,37 +29,21 @@ def markdown(report: Report) -> str:
         loader=PackageLoader("harness"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"text": text, "code": code, "short": short, "names": names, "assignments": assignments}
-    columns = _columns(report)
-    sections = [_section(report, reference, columns) for reference in _references(report)]
-    classes = report.bitmatrix.classes if report.bitmatrix else _known(sections, columns)
+    named = columns(report)
+    sections = [_section(report, reference, named) for reference in references(report)]
+    agreeing = classes(report)
     rendered = environment.get_template("report.md.j2").render(
         report=report,
         details=report.bitmatrix,
-        columns=columns.labels,
+        columns=named.labels,
         sections=sections,
         most_findings=_MOST_FINDINGS,
-        same=[group for group in _active(report, classes.whole) if len(group) > 1],
-        agreements=_agreements(report, classes),
+        same=[group for group in _active(report, agreeing.whole) if len(group) > 1],
+        agreements=_agreements(report, agreeing),
+        twins=twins(report),
+        verdicts=verdict.every(report),
     )
     return rendered.rstrip("\n") + "\n"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Columns:
-    """The tensors of the table, the same in each of its rows: the outputs in order, then gradients by name."""
-
-    outputs: list[str]
-    gradients: list[str]
-
-    @property
-    def labels(self) -> list[str]:
-        """What stands above them."""
-        return [*self.outputs, *(f"d {name}" for name in self.gradients)]
-
-    def of(self, case: Case) -> dict[str, Comparison]:
-        """A case's comparisons by label; what it doesn't have is left out."""
-        outputs = dict(zip(self.outputs, case.out, strict=False))
-        return outputs | {f"d {name}": comparison for name, comparison in case.grads.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,36 +116,14 @@ def _line(value: object) -> str:
     return line if len(line) <= _MOST else f"{line[: _MOST - 1]}…"
 
 
-def _references(report: Report) -> list[str]:
-    """As declared, then as found; of a published report, as found."""
-    declared = report.bitmatrix.references if report.bitmatrix else []
-    found = (reference for result in report.results.values() for reference in result.versus)
-    return list(dict.fromkeys([*declared, *found]))
-
-
-def _columns(report: Report) -> Columns:
-    """Every tensor that is declared or that any row has."""
-    details = report.bitmatrix
-    cases = [
-        case for result in report.results.values() for section in result.versus.values() for case in section.values()
-    ]
-    most = max((len(case.out) for case in cases), default=0)
-    outputs = details.outputs if details else []
-    if len(outputs) < most:
-        outputs = ["out"] if most == 1 else [f"out {index}" for index in range(most)]
-    declared = details.gradients if details else []
-    found = (name for case in cases for name in case.grads)
-    return Columns(outputs=outputs, gradients=list(dict.fromkeys([*declared, *found])))
-
-
 def _section(report: Report, reference: str, columns: Columns) -> Section:
     rows, equal = [], []
     whole = {str(case) for case in report.cases}
-    inert = _inert(report)
+    passive = inert(report)
     for cell, result in report.results.items():
         cases = result.versus.get(reference, {})
-        alike = INERT if cell in inert else EQUAL
-        found = [_row(cell, case, columns, cases[case], alike) for case in sorted(cases, key=_numeric)]
+        alike = INERT if cell in passive else EQUAL
+        found = [_row(cell, case, columns, cases[case], alike) for case in sorted(cases, key=numeric)]
         rows += found
         if whole <= cases.keys() and all(mark == EQUAL for row in found for mark in row.marks):
             equal.append(cell)
@@ -172,16 +136,10 @@ def _row(cell: str, case: str, columns: Columns, compared: Case, alike: str) -> 
     return Row(cell=cell, case=case, marks=[alike if mark == EQUAL else mark for mark in marks])
 
 
-def _inert(report: Report) -> set[str]:
-    """The cells whose mode did nothing: that they equal another says nothing of the mode."""
-    cells = report.bitmatrix.cells if report.bitmatrix else {}
-    return {name for name, cell in cells.items() if cell.inert}
-
-
 def _active(report: Report, groups: list[list[str]]) -> list[list[str]]:
     """The groups without inert cells."""
-    inert = _inert(report)
-    return [[cell for cell in group if cell not in inert] for group in groups]
+    passive = inert(report)
+    return [[cell for cell in group if cell not in passive] for group in groups]
 
 
 def _absent(report: Report, reference: str, rows: list[Row]) -> str | None:
@@ -195,49 +153,15 @@ def _absent(report: Report, reference: str, rows: list[Row]) -> str | None:
     return "no other cell has a result"
 
 
-def _numeric(case: str) -> tuple[int, str]:
-    return (int(case), case) if case.isdecimal() and len(case) < 20 else (0, case)
-
-
 # Which cells agree ---------------------------------------------------------------------------------------------------
 
 
-def _known(sections: list[Section], columns: Columns) -> Classes:
-    """What the comparisons alone say of equal cells, where a report has no digests.
-
-    Cells that equal the same reference equal each other. Those that equal none may still do so: nobody compared them.
-    """
-    equal: dict[str, dict[str, list[list[str]]]] = {}
-    for section in sections:
-        for case in dict.fromkeys(row.case for row in section.rows):
-            rows = [row for row in section.rows if row.case == case]
-            for index, label in enumerate(columns.labels):
-                alike = [row.cell for row in rows if row.marks[index] == EQUAL]
-                equal.setdefault(case, {}).setdefault(label, []).append([section.reference, *alike])
-    return Classes(
-        whole=_joined([[section.reference, *section.equal] for section in sections]),
-        by_case={
-            case: {tensor: _joined(groups) for tensor, groups in tensors.items()} for case, tensors in equal.items()
-        },
-    )
-
-
-def _joined(groups: list[list[str]]) -> list[list[str]]:
-    """The groups, those that share a member made one."""
-    joined: list[list[str]] = []
-    for group in groups:
-        apart = [other for other in joined if not set(other) & set(group)]
-        members = [name for other in joined if other not in apart for name in other]
-        joined = [*apart, list(dict.fromkeys([*members, *group]))]
-    return joined
-
-
-def _agreements(report: Report, classes: Classes) -> list[Agreement]:
+def _agreements(report: Report, agreeing: Classes) -> list[Agreement]:
     """Each group of equal cells with where it is equal, the largest first."""
     places: dict[tuple[str, ...], dict[str, list[str]]] = {}
     everywhere: dict[str, list[str]] = {}
-    for case in sorted(classes.by_case, key=_numeric):
-        for tensor, groups in classes.by_case[case].items():
+    for case in sorted(agreeing.by_case, key=numeric):
+        for tensor, groups in agreeing.by_case[case].items():
             everywhere.setdefault(tensor, []).append(case)
             for group in _active(report, groups):
                 if len(group) > 1:
@@ -254,7 +178,7 @@ def _where(cases_of: dict[str, list[str]], everywhere: dict[str, list[str]]) -> 
         return "every tensor in every case"
     parts = []
     for tensor in (tensor for tensor in everywhere if tensor in cases_of):
-        label = text(f"d {tensor.removeprefix('grads.')}" if tensor.startswith("grads.") else tensor)
+        shown = text(label(tensor))
         cases = cases_of[tensor]
-        parts.append(label if cases == everywhere[tensor] else f"{label} (T = {', '.join(map(text, cases))})")
+        parts.append(shown if cases == everywhere[tensor] else f"{shown} (T = {', '.join(map(text, cases))})")
     return ", ".join(parts)
