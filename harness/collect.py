@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import capture, measure, render, report, rundir, verdict
+from harness import capture, measure, page, render, report, rundir, verdict
 from harness.capture import Record
 from harness.cell.op import Op
 from harness.compare import Comparison, compare, identical
@@ -115,7 +115,7 @@ class Result:
 
 
 def collect(folder: Path, workspace: Workspace) -> Result:
-    """Compare a run's captures and write report.json and report.md into its folder; `out/latest` points at it."""
+    """Compare a run's captures and write report.json, .md and .html into its folder; `out/latest` points at it."""
     described = rundir.read(folder)
     op = load(workspace.kernels / described.op)
     cells = gather(folder, described, op)
@@ -127,6 +127,7 @@ def collect(folder: Path, workspace: Workspace) -> Result:
     report.write(folder / "report.json", built)
     text = render.markdown(built)
     write_text(folder / "report.md", text)
+    write_text(folder / "report.html", page.html(built))
     rundir.point_latest(workspace, folder)
     missing = [cell for cell in cells if cell.status != "done"]
     done = f"{len(cells) - len(missing)} of {len(cells)} cells done"
@@ -135,7 +136,7 @@ def collect(folder: Path, workspace: Workspace) -> Result:
         text=text,
         complete=not any(cell.cell.required for cell in missing),
         refused=any(cell.cell.status == "done" for cell in missing),
-        summary=[*summary, f"{done}; {folder / 'report.md'}, {folder / 'report.json'}"],
+        summary=[*summary, f"{done}; {folder / 'report.md'}, report.html and report.json beside it"],
     )
 
 

@@ -28,7 +28,14 @@ def markdown(report: Report) -> str:
     environment = Environment(  # noqa: S701
         loader=PackageLoader("harness"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"text": text, "code": code, "short": short, "names": names, "assignments": assignments}
+    environment.filters |= {
+        "text": text,
+        "code": code,
+        "short": short,
+        "names": names,
+        "assignments": assignments,
+        "where": where,
+    }
     named = columns(report)
     sections = [_section(report, reference, named) for reference in references(report)]
     agreeing = classes(report)
@@ -38,8 +45,8 @@ def markdown(report: Report) -> str:
         columns=named.labels,
         sections=sections,
         most_findings=_MOST_FINDINGS,
-        same=[group for group in _active(report, agreeing.whole) if len(group) > 1],
-        agreements=_agreements(report, agreeing),
+        same=[group for group in active(report, agreeing.whole) if len(group) > 1],
+        agreements=agreements(report, agreeing),
         twins=twins(report),
         verdicts=verdict.every(report),
     )
@@ -67,21 +74,24 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """A group of cells with the same bits, and in which tensors and cases."""
+    """A group of cells with the same bits, and where: each tensor with the cases, none for all of them.
+
+    No places at all: every tensor in every case.
+    """
 
     cells: list[str]
-    where: str
+    places: dict[str, list[str]]
 
 
 def text(value: object) -> str:
     """Foreign text for a table's cell or a sentence: one line, and nothing in it is Markdown or HTML."""
-    return "".join(f"\\{character}" if character in "\\`*_{}[]<>|~#&$" else character for character in _line(value))
+    return "".join(f"\\{character}" if character in "\\`*_{}[]<>|~#&$" else character for character in line(value))
 
 
 def code(value: object) -> str:
     """Foreign text as code. A pipe would end a table's cell even there, and a backtick the code: both are replaced."""
-    line = _line(value).replace("|", "¦").replace("`", "'")
-    return f"`{line}`" if line else ""
+    shown = line(value).replace("|", "¦").replace("`", "'")
+    return f"`{shown}`" if shown else ""
 
 
 def names(values: Iterable[str]) -> str:
@@ -109,7 +119,7 @@ def mark(comparison: Comparison | None) -> str:
     return f"{comparison.differ:,} / {comparison.numel:,} · {largest}"
 
 
-def _line(value: object) -> str:
+def line(value: object) -> str:
     """One line of printable characters, cut where it is too long to read."""
     words = "".join(character if character.isprintable() else " " for character in str(value)).split()
     line = " ".join(words)
@@ -127,7 +137,7 @@ def _section(report: Report, reference: str, columns: Columns) -> Section:
         rows += found
         if whole <= cases.keys() and all(mark == EQUAL for row in found for mark in row.marks):
             equal.append(cell)
-    return Section(reference=reference, rows=rows, equal=equal, absent=_absent(report, reference, rows))
+    return Section(reference=reference, rows=rows, equal=equal, absent=absent(report, reference, compared=bool(rows)))
 
 
 def _row(cell: str, case: str, columns: Columns, compared: Case, alike: str) -> Row:
@@ -136,14 +146,15 @@ def _row(cell: str, case: str, columns: Columns, compared: Case, alike: str) -> 
     return Row(cell=cell, case=case, marks=[alike if mark == EQUAL else mark for mark in marks])
 
 
-def _active(report: Report, groups: list[list[str]]) -> list[list[str]]:
+def active(report: Report, groups: list[list[str]]) -> list[list[str]]:
     """The groups without inert cells."""
     passive = inert(report)
     return [[cell for cell in group if cell not in passive] for group in groups]
 
 
-def _absent(report: Report, reference: str, rows: list[Row]) -> str | None:
-    if rows:
+def absent(report: Report, reference: str, *, compared: bool) -> str | None:
+    """Why nothing stands against a reference; None where something does."""
+    if compared:
         return None
     cell = report.bitmatrix.cells.get(reference) if report.bitmatrix else None
     if cell is None:
@@ -156,29 +167,36 @@ def _absent(report: Report, reference: str, rows: list[Row]) -> str | None:
 # Which cells agree ---------------------------------------------------------------------------------------------------
 
 
-def _agreements(report: Report, agreeing: Classes) -> list[Agreement]:
+def agreements(report: Report, agreeing: Classes) -> list[Agreement]:
     """Each group of equal cells with where it is equal, the largest first."""
     places: dict[tuple[str, ...], dict[str, list[str]]] = {}
     everywhere: dict[str, list[str]] = {}
     for case in sorted(agreeing.by_case, key=numeric):
         for tensor, groups in agreeing.by_case[case].items():
             everywhere.setdefault(tensor, []).append(case)
-            for group in _active(report, groups):
+            for group in active(report, groups):
                 if len(group) > 1:
                     places.setdefault(tuple(group), {}).setdefault(tensor, []).append(case)
     return [
-        Agreement(cells=list(group), where=_where(places[group], everywhere))
+        Agreement(cells=list(group), places=_places(places[group], everywhere))
         for group in sorted(places, key=len, reverse=True)
     ]
 
 
-def _where(cases_of: dict[str, list[str]], everywhere: dict[str, list[str]]) -> str:
-    """`out (T = 1, 4), d w2`: a tensor without cases is equal in all of them."""
+def _places(cases_of: dict[str, list[str]], everywhere: dict[str, list[str]]) -> dict[str, list[str]]:
     if cases_of == everywhere:
-        return "every tensor in every case"
-    parts = []
-    for tensor in (tensor for tensor in everywhere if tensor in cases_of):
-        shown = text(label(tensor))
-        cases = cases_of[tensor]
-        parts.append(shown if cases == everywhere[tensor] else f"{shown} (T = {', '.join(map(text, cases))})")
-    return ", ".join(parts)
+        return {}
+    return {
+        label(tensor): [] if cases_of[tensor] == everywhere[tensor] else cases_of[tensor]
+        for tensor in everywhere
+        if tensor in cases_of
+    }
+
+
+def where(agreement: Agreement) -> str:
+    """`out (T = 1, 4), d w2`, as Markdown: a tensor without cases is equal in all of them."""
+    parts = [
+        f"{text(tensor)} (T = {', '.join(map(text, cases))})" if cases else text(tensor)
+        for tensor, cases in agreement.places.items()
+    ]
+    return ", ".join(parts) or "every tensor in every case"
