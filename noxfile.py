@@ -166,6 +166,24 @@ def clean(session: nox.Session) -> None:
     alone(session, "clean")
 
 
+@nox.session(default=False)
+def compare(session: nox.Session) -> None:
+    """What changed between two reports, the most likely cause first. -- A.json B.json."""
+    alone(session, "compare")
+
+
+@nox.session(default=False)
+def page(session: nox.Session) -> None:
+    """Write any report as one HTML file. -- REPORT.json REPORT.html."""
+    alone(session, "page")
+
+
+@nox.session(default=False)
+def figure(session: nox.Session) -> None:
+    """Draw a report's heat map, errors and latencies, SVG and PNG (needs '.[figures]'). -- REPORT.json FOLDER."""
+    alone(session, "figure")
+
+
 # Upkeep --------------------------------------------------------------------------------------------------------------
 
 

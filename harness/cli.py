@@ -18,16 +18,19 @@ from typing import cast
 
 from harness import (
     base,
+    changes,
     clean,
     collect,
     device,
     doctor,
     engine,
+    figure,
     inputs,
     isolation,
     library,
     matrix,
     measure,
+    page,
     plan,
     preparation,
     render,
@@ -244,6 +247,24 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
+def _compare(options: argparse.Namespace) -> int:
+    before, after = report.load(options.before), report.load(options.after)
+    print(changes.markdown(before, after, (str(options.before), str(options.after))), end="")
+    return 0
+
+
+def _page(options: argparse.Namespace) -> int:
+    write_text(options.to, page.html(report.load(options.file)))
+    print(options.to)
+    return 0
+
+
+def _figure(options: argparse.Namespace) -> int:
+    for path in figure.draw(report.load(options.file), options.to):
+        print(path)
+    return 0
+
+
 def _structure(options: argparse.Namespace) -> int:
     found = structure.differences(report.load(options.wanted), report.load(options.found))
     for difference in found:
@@ -453,6 +474,15 @@ def _parser() -> argparse.ArgumentParser:
         "names", nargs="*", metavar="BASE"
     )
     add("show", _show, "print a report as Markdown", common).add_argument("file", type=Path, metavar="REPORT.json")
+    compared = add("compare", _compare, "what changed between two reports, the most likely cause first", common)
+    compared.add_argument("before", type=Path, metavar="A.json")
+    compared.add_argument("after", type=Path, metavar="B.json")
+    paged = add("page", _page, "write a report as one HTML file", common)
+    paged.add_argument("file", type=Path, metavar="REPORT.json")
+    paged.add_argument("to", type=Path, metavar="REPORT.html")
+    drawn = add("figure", _figure, "draw a report's heat map, errors and latencies, as SVG and PNG", common)
+    drawn.add_argument("file", type=Path, metavar="REPORT.json")
+    drawn.add_argument("to", type=Path, metavar="FOLDER")
     structured = add("structure", _structure, "whether a report has another's keys, order and cells", common)
     structured.add_argument("wanted", type=Path, metavar="WANTED.json")
     structured.add_argument("found", type=Path, metavar="FOUND.json")

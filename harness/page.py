@@ -38,6 +38,8 @@ LEVELS = ("equal", "up to 1", "up to 8", "up to 64", "up to 512", "more")
 """The heat map's colours: median distance in ULP; without distances, how many times the smallest difference shown."""
 
 _BOUNDS = (1, 8, 64, 512)
+_MOST = 2000
+"""Characters of one text; the whole is in report.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +113,10 @@ def microseconds(value: float) -> str:
 
 
 def _printable(value: object) -> object:
-    return render.line(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    shown = "".join(character if character.isprintable() else " " for character in value)
+    return shown if len(shown) <= _MOST else f"{shown[: _MOST - 1]}…"
 
 
 def _hash(text: str) -> str:
