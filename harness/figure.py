@@ -91,7 +91,8 @@ def _heat_map(report: Report) -> Any:
             axes.axvline(number * len(labels) - 0.5, color="k", linewidth=1)
     axes.set_title(f"{_title(report)}, vs {render.line(reference)[:40]}", pad=16)
     words = "median distance in ULP of elements that differ" if ulps else "largest absolute difference"
-    figure.colorbar(image, ax=axes, label=words, fraction=0.03)
+    bar = figure.colorbar(image, ax=axes, label=words, fraction=0.03)
+    bar.ax.yaxis.set_major_formatter(_plain)
     return figure
 
 
@@ -118,15 +119,17 @@ def _shown(value: float, *, ulps: bool) -> str:
 def _measures(report: Report) -> Any:
     """Error of each result and latency, by case; a line a cell."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullLocator
 
     measures = (report.bitmatrix.measures or {}) if report.bitmatrix else {}
     errors = {cell: taken.accuracy.result for cell, taken in measures.items() if taken.accuracy}
     times = {cell: taken.latency.result for cell, taken in measures.items() if taken.latency}
     if not any([*errors.values(), *times.values()]):
         return None
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    figure = Figure(figsize=(12, 4), layout="constrained")
     figure.suptitle(_title(report))
     error, forward, whole = figure.subplots(1, 3)
+    shown = [int(case) for case in grid.cases(report) if case.isdecimal() and len(case) < 10]
     label = next(iter(grid.columns(report).outputs), "out")
     for cell, found in list(errors.items())[:_MOST_CELLS]:
         cases = found.cases if found else {}
@@ -137,15 +140,25 @@ def _measures(report: Report) -> Any:
         _line(forward, {case: one.forward.median_us for case, one in cases_of.items() if one.forward}, cell)
         _line(whole, {case: one.whole.median_us for case, one in cases_of.items()}, cell)
     for axes, name in (
-        (error, f"RMS error of {label} against FP64, as a share of its RMS"),
-        (forward, "forward, µs (median)"),
-        (whole, "forward and backward, µs (median)"),
+        (error, f"RMS error of {render.line(label)[:20]} against FP64 / its RMS"),
+        (forward, "forward, median µs"),
+        (whole, "forward and backward, median µs"),
     ):
         axes.set(title=name, xlabel="T (rows)", xscale="log", yscale="log")
+        axes.set_xticks(shown, [str(case) for case in shown])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(_plain)
+        axes.yaxis.set_minor_locator(NullLocator())
         axes.grid(visible=True, linewidth=0.3)
     handles, names = whole.get_legend_handles_labels() if times else error.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=min(4, max(1, len(names))), frameon=False)
     return figure
+
+
+def _plain(value: float, _: int) -> str:
+    """A tick's label without mathematics: `1e-07`, `200`, `1e+06`."""
+    return f"{value:g}"
 
 
 def _scaled(error: Any) -> bool:

@@ -99,17 +99,9 @@ def html(report: Report) -> str:
         errors=list(_errors(report)),
         timings=list(_timings(report)),
         reason=_reason,
-        microseconds=microseconds,
+        microseconds=render.microseconds,
         mode_environment=report.environment.mode_environment,
     )
-
-
-def microseconds(value: float) -> str:
-    """A time in the unit that reads best."""
-    for unit, size in (("s", 1e6), ("ms", 1e3)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.3g} µs"
 
 
 def _printable(value: object) -> object:
@@ -133,8 +125,8 @@ def _embedded(data: object) -> Markup:
 
 
 def _groups(verdicts: dict[str, Verdict]) -> dict[str, list[str]]:
-    """The cells by the first kind of their verdict, in the order of `KINDS`."""
-    found = {kind: [cell for cell, one in verdicts.items() if one.kinds[0] == kind] for kind in KINDS}
+    """The cells by each kind of their verdict, in the order of `KINDS`: a cell may be of several."""
+    found = {kind: [cell for cell, one in verdicts.items() if kind in one.kinds] for kind in KINDS}
     return {kind: cells for kind, cells in found.items() if cells}
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from statistics import median
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from harness import verdict
-from harness.grid import Columns, classes, columns, inert, label, numeric, references, twins
+from harness.grid import Columns, cases, classes, columns, inert, label, numeric, references, twins
+from harness.measure import Accuracy, BatchInvariance, Measures, Repeatability, Taken
 from harness.report import Case, Classes, Comparison, Report
 
 _MOST = 300
@@ -49,6 +52,9 @@ def markdown(report: Report) -> str:
         agreements=agreements(report, agreeing),
         twins=twins(report),
         verdicts=verdict.every(report),
+        measured=measured(report),
+        untimed=_untimed(report),
+        cases=cases(report),
     )
     return rendered.rstrip("\n") + "\n"
 
@@ -109,6 +115,14 @@ def short(digest: object) -> str:
     return code(str(digest).removeprefix("sha256:")[:12]) if digest else ""
 
 
+def microseconds(value: float) -> str:
+    """A time in the unit that reads best."""
+    for unit, size in (("s", 1e6), ("ms", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g} µs"
+
+
 def mark(comparison: Comparison | None) -> str:
     """`=` for equal bits, else how many of how many elements differ, and the largest difference."""
     if comparison is None:
@@ -124,6 +138,88 @@ def line(value: object) -> str:
     words = "".join(character if character.isprintable() else " " for character in str(value)).split()
     line = " ".join(words)
     return line if len(line) <= _MOST else f"{line[: _MOST - 1]}…"
+
+
+# Measures ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRow:
+    """What one cell measured, in words for a table; empty where a measure wasn't asked for."""
+
+    cell: str
+    repeatable: str
+    invariant: str
+    bits: str
+    error: str
+    latency: dict[str, str]
+    """Forward / forward and backward, by case."""
+
+
+def measured(report: Report) -> list[MeasuredRow]:
+    """A row for each cell that measured anything."""
+    measures = (report.bitmatrix.measures or {}) if report.bitmatrix else {}
+    return [
+        MeasuredRow(
+            cell=cell,
+            repeatable=_repeatable(taken),
+            invariant=_words(taken.batch_invariance, _invariant),
+            bits=_words(taken.precision, lambda result: "no time" if result.least is None else f"{result.least} of 24"),
+            error=_words(taken.accuracy, _error),
+            latency=_latency(taken),
+        )
+        for cell, taken in measures.items()
+    ]
+
+
+def _words(taken: Taken[Any] | None, say: Callable[[Any], str]) -> str:
+    if taken is None:
+        return ""
+    return say(taken.result) if taken.result is not None else f"{taken.status}: {taken.reason or 'no reason is known'}"
+
+
+def _repeatable(taken: Measures) -> str:
+    def called(result: Repeatability) -> str:
+        return "other bits" if result.differ else "the same bits" if result.calls else "no time"
+
+    second, words = taken.second_process, _words(taken.repeatability, called)
+    if second is None:
+        return words
+    apart = "other bits" if second.differ else "the same bits"
+    return f"{words} / {apart if second.status == 'done' else f'{second.status}: {second.reason}'}"
+
+
+def _invariant(result: BatchInvariance) -> str:
+    how = f"{'quick' if result.quick else 'strict'}{'' if result.complete else ', stopped by time'}"
+    return f"{result.differ:,} of {result.compared:,} ({how})"
+
+
+def _error(result: Accuracy) -> str:
+    """The median over tensors and cases of the RMS error, as a share of the tensor's own RMS."""
+    shares = [error.rms_abs / error.scale for of in result.cases.values() for error in of.values() if error.scale]
+    return f"{median(shares):.1e}" if shares else "no time"
+
+
+def _latency(taken: Measures) -> dict[str, str]:
+    if taken.latency is None or taken.latency.result is None:
+        return {}
+    return {
+        case: f"{microseconds(one.forward.median_us) if one.forward else 'none'} / {microseconds(one.whole.median_us)}"
+        for case, one in taken.latency.result.cases.items()
+    }
+
+
+def _untimed(report: Report) -> dict[str, str]:
+    """Why a cell has no latency, by cell."""
+    measures = (report.bitmatrix.measures or {}) if report.bitmatrix else {}
+    return {
+        cell: _words(taken.latency, str)
+        for cell, taken in measures.items()
+        if taken.latency and not taken.latency.result
+    }
+
+
+# Sections ------------------------------------------------------------------------------------------------------------
 
 
 def _section(report: Report, reference: str, columns: Columns) -> Section:

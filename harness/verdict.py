@@ -81,6 +81,8 @@ def _one(report: Report, cell: str, scale: dict[tuple[str, str, str], float]) ->
         _invariant(found, measures)
     if declared and declared.inert:
         found.add("inert", "inert: its mode's activation replaced no operator and set nothing")
+    elif declared and declared.note:
+        found.evidence.append(f"{declared.note[:1].upper()}{declared.note[1:]}.")
     if reference is not None:
         _compared(found, report, cell, reference, scale)
     _accurate(found, report, cell, main)
@@ -190,13 +192,13 @@ def _compared(
 
 def _distance(unlike: list[grid.Pair]) -> tuple[int | None, str]:
     """The median of the tensors' median distances, and words for it; None without details."""
+    largest = max((pair.comparison.max_abs or 0.0 for pair in unlike), default=0.0)
     medians = [pair.detail.ulp_median for pair in unlike if pair.detail and pair.detail.ulp_median is not None]
     if not medians:
-        largest = max((pair.comparison.max_abs or 0.0 for pair in unlike), default=0.0)
         return None, f", by at most {largest:.1e}"
+    # Not the largest distance: an element near zero that changes its sign is billions of units away.
     middle = int(statistics.median_low(medians))
-    most = max(pair.detail.ulp_max or 0 for pair in unlike if pair.detail)
-    return middle, f", by {middle:,} ULP in the median and {most:,} at most"
+    return middle, f", by {middle:,} ULP in the median and {largest:.1e} at most"
 
 
 def _smallest(report: Report) -> dict[tuple[str, str, str], float]:
