@@ -78,7 +78,7 @@ def html(report: Report) -> str:
     data: list[dict[str, Any]] = []
     maps = [_map(report, reference, data) for reference in grid.references(report)]
     verdicts = verdict.every(report)
-    return environment.get_template("report.html.j2").render(
+    rendered = environment.get_template("report.html.j2").render(
         report=report,
         details=report.bitmatrix,
         policy=f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}",
@@ -102,6 +102,7 @@ def html(report: Report) -> str:
         microseconds=render.microseconds,
         mode_environment=report.environment.mode_environment,
     )
+    return rendered.lstrip()
 
 
 def _printable(value: object) -> object:
