@@ -13,7 +13,8 @@ from itertools import combinations
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from harness import grid, render, verdict
+from harness import render, verdict
+from harness.grid import Grid, label
 from harness.report import Details, Report, Verdict
 
 _PRIORS: tuple[tuple[str, float], ...] = (
@@ -131,20 +132,22 @@ class Changes:
 
 def between(before: Report, after: Report) -> Changes:
     """What changed from one report to another; both may be published ones, or of any device."""
-    shared = [cell for cell in grid.cells(before) if cell in grid.cells(after)]
+    old, new = Grid(before), Grid(after)
+    known = set(new.cells)
+    shared = [cell for cell in old.cells if cell in known]
     ours, theirs = verdict.every(before), verdict.every(after)
     found = Changes(
         shared=shared,
-        only_before=[cell for cell in grid.cells(before) if cell not in shared],
-        only_after=[cell for cell in grid.cells(after) if cell not in shared],
+        only_before=[cell for cell in old.cells if cell not in known],
+        only_after=[cell for cell in new.cells if cell not in set(old.cells)],
         verdicts=[
             Turned(cell=cell, before=ours[cell], after=theirs[cell])
             for cell in shared
             if ours[cell].kinds != theirs[cell].kinds
         ],
-        compared=[one for cell in shared for one in _compared(before, after, cell)],
+        compared=[one for cell in shared for one in _compared(old, new, cell)],
         bits=list(_bits(before, after, shared)),
-        agreements=list(_agreements(before, after, shared)),
+        agreements=list(_agreements(old, new, shared)),
         causes=[],
         more=_uninteresting(before, after),
     )
@@ -168,10 +171,10 @@ def markdown(before: Report, after: Report, names: tuple[str, str]) -> str:
 # Results -------------------------------------------------------------------------------------------------------------
 
 
-def _compared(before: Report, after: Report, cell: str) -> Iterator[Compared]:
-    for reference in grid.references(before):
-        old = {(pair.case, pair.label): pair.comparison for pair in grid.pairs(before, cell, reference)}
-        new = {(pair.case, pair.label): pair.comparison for pair in grid.pairs(after, cell, reference)}
+def _compared(before: Grid, after: Grid, cell: str) -> Iterator[Compared]:
+    for reference in before.references:
+        old = {(pair.case, pair.label): pair.comparison for pair in before.pairs(cell, reference)}
+        new = {(pair.case, pair.label): pair.comparison for pair in after.pairs(cell, reference)}
         if not old.keys() & new.keys():
             continue
         found = Compared(cell=cell, reference=reference)
@@ -203,7 +206,7 @@ def _bits(before: Report, after: Report, shared: list[str]) -> Iterator[Bits]:
             yield Bits(cell=cell, same=sum(one == other for one, other in both), total=len(both))
 
 
-def _agreements(before: Report, after: Report, shared: list[str]) -> Iterator[Agreement]:
+def _agreements(before: Grid, after: Grid, shared: list[str]) -> Iterator[Agreement]:
     """Pairs of cells that agree in other places than before; only places of which both reports can tell."""
     old, new = _equalities(before), _equalities(after)
     both = [(f"{name} (T = {case})", old[case, name], new[case, name]) for case, name in old if (case, name) in new]
@@ -232,19 +235,19 @@ class _Equality:
         return False if {(first, second), (second, first)} & self.compared else None
 
 
-def _equalities(report: Report) -> dict[tuple[str, str], _Equality]:
+def _equalities(grid: Grid) -> dict[tuple[str, str], _Equality]:
     """By case and label."""
     compared: dict[tuple[str, str], set[tuple[str, str]]] = {}
-    for reference in grid.references(report):
-        for cell in report.results:
-            for pair in grid.pairs(report, cell, reference):
+    for reference in grid.references:
+        for cell in grid.report.results:
+            for pair in grid.pairs(cell, reference):
                 compared.setdefault((pair.case, pair.label), set()).add((cell, reference))
     return {
-        (case, grid.label(tensor)): _Equality(
+        (case, label(tensor)): _Equality(
             group={cell: number for number, group in enumerate(groups) for cell in group},
-            compared=None if report.bitmatrix else compared.get((case, grid.label(tensor)), set()),
+            compared=None if grid.report.bitmatrix else compared.get((case, label(tensor)), set()),
         )
-        for case, tensors in grid.classes(report).by_case.items()
+        for case, tensors in grid.classes.by_case.items()
         for tensor, groups in tensors.items()
     }
 

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness import grid, render
+from harness import render
 from harness.errors import BadInput, Unavailable
 from harness.files import write_bytes
+from harness.grid import Grid, Pair
 from harness.report import Report
 
 _SETTINGS = {
@@ -39,9 +40,10 @@ def draw(report: Report, folder: Path) -> list[Path]:
         import matplotlib as mpl
     except ImportError as error:
         raise Unavailable("figures need matplotlib: pip install -c constraints.txt -e '.[figures]'") from error
+    grid = Grid(report)
     mpl.use("Agg")
     with mpl.rc_context(_SETTINGS):
-        figures = {"heatmap": _heat_map(report), "measures": _measures(report)}
+        figures = {"heatmap": _heat_map(grid), "measures": _measures(grid)}
         drawn = {name: figure for name, figure in figures.items() if figure is not None}
         if not drawn:
             raise BadInput("the report compares nothing and measured nothing: there is no figure to draw")
@@ -59,18 +61,18 @@ def _written(figure: Any, path: Path) -> Path:
     return path
 
 
-def _heat_map(report: Report) -> Any:
+def _heat_map(grid: Grid) -> Any:
     """Cells by cases and tensors against the first reference that has any: median ULP, or the largest difference."""
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
 
-    reference = next((name for name in grid.references(report) if _rows(report, name)), None)
+    reference = next((name for name in grid.references if _rows(grid, name)), None)
     if reference is None:
         return None
-    rows = _rows(report, reference)[:_MOST_CELLS]
-    cases, labels = grid.cases(report), grid.columns(report).labels
+    rows = _rows(grid, reference)[:_MOST_CELLS]
+    cases, labels = grid.cases, grid.columns.labels
     places = [(case, label) for case in cases for label in labels]
-    found = {cell: {(pair.case, pair.label): pair for pair in grid.pairs(report, cell, reference)} for cell in rows}
+    found = {cell: {(pair.case, pair.label): pair for pair in grid.pairs(cell, reference)} for cell in rows}
     ulps = any(pair.detail for of in found.values() for pair in of.values())
     values = [[_value(found[cell].get(place), ulps=ulps) for place in places] for cell in rows]
     finite = [value for row in values for value in row if value > 0]
@@ -89,18 +91,18 @@ def _heat_map(report: Report) -> Any:
         axes.text((number + 0.5) * len(labels) - 0.5, -0.7, f"T = {render.line(case)[:20]}", ha="center", va="bottom")
         if number:
             axes.axvline(number * len(labels) - 0.5, color="k", linewidth=1)
-    axes.set_title(f"{_title(report)}, vs {render.line(reference)[:40]}", pad=16)
+    axes.set_title(f"{_title(grid.report)}, vs {render.line(reference)[:40]}", pad=16)
     words = "median distance in ULP of elements that differ" if ulps else "largest absolute difference"
     bar = figure.colorbar(image, ax=axes, label=words, fraction=0.03)
     bar.ax.yaxis.set_major_formatter(_plain)
     return figure
 
 
-def _rows(report: Report, reference: str) -> list[str]:
-    return [cell for cell in grid.cells(report) if any(True for _ in grid.pairs(report, cell, reference))]
+def _rows(grid: Grid, reference: str) -> list[str]:
+    return [cell for cell in grid.cells if any(True for _ in grid.pairs(cell, reference))]
 
 
-def _value(pair: grid.Pair | None, *, ulps: bool) -> float:
+def _value(pair: Pair | None, *, ulps: bool) -> float:
     """What a place is coloured by: 0 where bits are equal, -1 where nothing is known."""
     if pair is None:
         return -1
@@ -116,21 +118,21 @@ def _shown(value: float, *, ulps: bool) -> str:
     return f"{value:.3g}" if ulps and value < 1000 else f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
 
 
-def _measures(report: Report) -> Any:
+def _measures(grid: Grid) -> Any:
     """Error of each result and latency, by case; a line a cell."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullLocator
 
-    measures = (report.bitmatrix.measures or {}) if report.bitmatrix else {}
+    measures = grid.measures
     errors = {cell: taken.accuracy.result for cell, taken in measures.items() if taken.accuracy}
     times = {cell: taken.latency.result for cell, taken in measures.items() if taken.latency}
     if not any([*errors.values(), *times.values()]):
         return None
     figure = Figure(figsize=(12, 4), layout="constrained")
-    figure.suptitle(_title(report))
+    figure.suptitle(_title(grid.report))
     error, forward, whole = figure.subplots(1, 3)
-    shown = [int(case) for case in grid.cases(report) if case.isdecimal() and len(case) < 10]
-    label = next(iter(grid.columns(report).outputs), "out")
+    shown = [int(case) for case in grid.cases if case.isdecimal() and len(case) < 10]
+    label = next(iter(grid.columns.outputs), "out")
     for cell, found in list(errors.items())[:_MOST_CELLS]:
         cases = found.cases if found else {}
         relative = {case: of[label].rms_abs / of[label].scale for case, of in cases.items() if _scaled(of.get(label))}

@@ -17,8 +17,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from harness import grid, render, verdict
-from harness.measure import Error, LatencyCase, Measures, Taken
+from harness import render, verdict
+from harness.grid import Grid, Pair, label, numeric
+from harness.measure import Error, LatencyCase, Taken
 from harness.report import PairDetail, Report, Verdict
 
 KINDS = {
@@ -75,8 +76,9 @@ def html(report: Report) -> str:
         Markup(environment.loader.get_source(environment, name)[0])  # type: ignore[union-attr] # noqa: S704 - our own
         for name in ("page.css", "page.js")
     )
+    grid = Grid(report)
     data: list[dict[str, Any]] = []
-    maps = [_map(report, reference, data) for reference in grid.references(report)]
+    maps = [_map(grid, reference, data) for reference in grid.references]
     verdicts = verdict.every(report)
     rendered = environment.get_template("report.html.j2").render(
         report=report,
@@ -85,19 +87,19 @@ def html(report: Report) -> str:
         style=style,
         script=script,
         data=_embedded(data),
-        cases=grid.cases(report),
-        labels=grid.columns(report).labels,
+        cases=grid.cases,
+        labels=grid.columns.labels,
         maps=maps,
         kinds=KINDS,
         levels=LEVELS,
         verdicts=verdicts,
         groups=_groups(verdicts),
-        same=[group for group in render.active(report, grid.classes(report).whole) if len(group) > 1],
-        agreements=render.agreements(report, grid.classes(report)),
-        twins=grid.twins(report),
-        measures=(report.bitmatrix.measures or {}) if report.bitmatrix else {},
-        errors=list(_errors(report)),
-        timings=list(_timings(report)),
+        same=[group for group in render.active(grid, grid.classes.whole) if len(group) > 1],
+        agreements=render.agreements(grid),
+        twins=grid.twins,
+        measures=grid.measures,
+        errors=list(_errors(grid)),
+        timings=list(_timings(grid)),
         reason=_reason,
         microseconds=render.microseconds,
         mode_environment=report.environment.mode_environment,
@@ -134,24 +136,23 @@ def _groups(verdicts: dict[str, Verdict]) -> dict[str, list[str]]:
 # The heat map --------------------------------------------------------------------------------------------------------
 
 
-def _map(report: Report, reference: str, data: list[dict[str, Any]]) -> Map:
-    labels, cases = grid.columns(report).labels, grid.cases(report)
-    smallest = _smallest(report, reference)
-    passive = grid.inert(report)
+def _map(grid: Grid, reference: str, data: list[dict[str, Any]]) -> Map:
+    labels, cases = grid.columns.labels, grid.cases
+    passive = grid.inert
     rows = []
-    for cell in grid.cells(report):
-        found = {(pair.case, pair.label): pair for pair in grid.pairs(report, cell, reference)}
+    for cell in grid.cells:
+        found = {(pair.case, pair.label): pair for pair in grid.pairs(cell, reference)}
         if found:
             spots = [
-                _spot(found.get((case, name)), smallest.get((case, name)), data, inert=cell in passive)
+                _spot(found.get((case, name)), grid.smallest.get((reference, case, name)), data, inert=cell in passive)
                 for case in cases
                 for name in labels
             ]
             rows.append((cell, spots))
-    return Map(reference=reference, rows=rows, absent=render.absent(report, reference, compared=bool(rows)))
+    return Map(reference=reference, rows=rows, absent=render.absent(grid.report, reference, compared=bool(rows)))
 
 
-def _spot(pair: grid.Pair | None, smallest: float | None, data: list[dict[str, Any]], *, inert: bool) -> Spot:
+def _spot(pair: Pair | None, smallest: float | None, data: list[dict[str, Any]], *, inert: bool) -> Spot:
     if pair is None:
         return Spot(level=None, shown="", said="absent", index=None)
     where = f"{pair.label}, T = {pair.case}"
@@ -173,7 +174,7 @@ def _spot(pair: grid.Pair | None, smallest: float | None, data: list[dict[str, A
     return Spot(level=_level(ratio), shown=shown, said=said, index=len(data) - 1)
 
 
-def _data(pair: grid.Pair) -> dict[str, Any]:
+def _data(pair: Pair) -> dict[str, Any]:
     found: dict[str, Any] = {
         "cell": render.line(pair.cell),
         "vs": render.line(pair.reference),
@@ -202,17 +203,6 @@ def _short(value: int) -> str:
     return f"{value // 1000**power}{' kMG'[power].strip()}" if value < 10**12 else f"1e{int(math.log10(value))}"
 
 
-def _smallest(report: Report, reference: str) -> dict[tuple[str, str], float]:
-    """The smallest difference above zero that any cell has, by case and label."""
-    found: dict[tuple[str, str], float] = {}
-    for cell in report.results:
-        for pair in grid.pairs(report, cell, reference):
-            place, value = (pair.case, pair.label), pair.comparison.max_abs
-            if value and value < found.get(place, math.inf):
-                found[place] = value
-    return found
-
-
 # Measures ------------------------------------------------------------------------------------------------------------
 
 
@@ -221,21 +211,17 @@ def _reason(taken: Taken[Any]) -> str:
     return f"{taken.status}: {taken.reason or 'no reason is known'}"
 
 
-def _measured(report: Report) -> Iterator[tuple[str, Measures]]:
-    yield from ((report.bitmatrix.measures or {}) if report.bitmatrix else {}).items()
-
-
-def _errors(report: Report) -> Iterator[tuple[str, str, dict[str, Error]]]:
+def _errors(grid: Grid) -> Iterator[tuple[str, str, dict[str, Error]]]:
     """Cell, case and errors by label."""
-    for cell, measures in _measured(report):
+    for cell, measures in grid.measures.items():
         if measures.accuracy and measures.accuracy.result:
-            for case in sorted(measures.accuracy.result.cases, key=grid.numeric):
+            for case in sorted(measures.accuracy.result.cases, key=numeric):
                 tensors = measures.accuracy.result.cases[case]
-                yield cell, case, {grid.label(name): error for name, error in tensors.items()}
+                yield cell, case, {label(name): error for name, error in tensors.items()}
 
 
-def _timings(report: Report) -> Iterator[tuple[str, dict[str, LatencyCase]]]:
+def _timings(grid: Grid) -> Iterator[tuple[str, dict[str, LatencyCase]]]:
     """Cell, and timings by case."""
-    for cell, measures in _measured(report):
+    for cell, measures in grid.measures.items():
         if measures.latency and measures.latency.result:
             yield cell, dict(measures.latency.result.cases)

@@ -10,9 +10,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from harness import verdict
-from harness.grid import Columns, cases, classes, columns, inert, label, numeric, references, twins
+from harness.grid import Columns, Grid, label, numeric
 from harness.measure import Accuracy, BatchInvariance, Measures, Repeatability, Taken
-from harness.report import Case, Classes, Comparison, Report
+from harness.report import Case, Comparison, Report
 
 _MOST = 300
 """Characters of a text that a table shows; the whole is in report.json."""
@@ -39,22 +39,21 @@ def markdown(report: Report) -> str:
         "assignments": assignments,
         "where": where,
     }
-    named = columns(report)
-    sections = [_section(report, reference, named) for reference in references(report)]
-    agreeing = classes(report)
+    grid = Grid(report)
+    sections = [_section(grid, reference) for reference in grid.references]
     rendered = environment.get_template("report.md.j2").render(
         report=report,
         details=report.bitmatrix,
-        columns=named.labels,
+        columns=grid.columns.labels,
         sections=sections,
         most_findings=_MOST_FINDINGS,
-        same=[group for group in active(report, agreeing.whole) if len(group) > 1],
-        agreements=agreements(report, agreeing),
-        twins=twins(report),
+        same=[group for group in active(grid, grid.classes.whole) if len(group) > 1],
+        agreements=agreements(grid),
+        twins=grid.twins,
         verdicts=verdict.every(report),
-        measured=measured(report),
-        untimed=_untimed(report),
-        cases=cases(report),
+        measured=measured(grid),
+        untimed=_untimed(grid),
+        cases=grid.cases,
     )
     return rendered.rstrip("\n") + "\n"
 
@@ -156,9 +155,8 @@ class MeasuredRow:
     """Forward / forward and backward, by case."""
 
 
-def measured(report: Report) -> list[MeasuredRow]:
+def measured(grid: Grid) -> list[MeasuredRow]:
     """A row for each cell that measured anything."""
-    measures = (report.bitmatrix.measures or {}) if report.bitmatrix else {}
     return [
         MeasuredRow(
             cell=cell,
@@ -168,7 +166,7 @@ def measured(report: Report) -> list[MeasuredRow]:
             error=_words(taken.accuracy, _error),
             latency=_latency(taken),
         )
-        for cell, taken in measures.items()
+        for cell, taken in grid.measures.items()
     ]
 
 
@@ -209,12 +207,11 @@ def _latency(taken: Measures) -> dict[str, str]:
     }
 
 
-def _untimed(report: Report) -> dict[str, str]:
+def _untimed(grid: Grid) -> dict[str, str]:
     """Why a cell has no latency, by cell."""
-    measures = (report.bitmatrix.measures or {}) if report.bitmatrix else {}
     return {
         cell: _words(taken.latency, str)
-        for cell, taken in measures.items()
+        for cell, taken in grid.measures.items()
         if taken.latency and not taken.latency.result
     }
 
@@ -222,14 +219,14 @@ def _untimed(report: Report) -> dict[str, str]:
 # Sections ------------------------------------------------------------------------------------------------------------
 
 
-def _section(report: Report, reference: str, columns: Columns) -> Section:
+def _section(grid: Grid, reference: str) -> Section:
     rows, equal = [], []
+    report = grid.report
     whole = {str(case) for case in report.cases}
-    passive = inert(report)
     for cell, result in report.results.items():
         cases = result.versus.get(reference, {})
-        alike = INERT if cell in passive else EQUAL
-        found = [_row(cell, case, columns, cases[case], alike) for case in sorted(cases, key=numeric)]
+        alike = INERT if cell in grid.inert else EQUAL
+        found = [_row(cell, case, grid.columns, cases[case], alike) for case in sorted(cases, key=numeric)]
         rows += found
         if whole <= cases.keys() and all(mark == EQUAL for row in found for mark in row.marks):
             equal.append(cell)
@@ -242,10 +239,9 @@ def _row(cell: str, case: str, columns: Columns, compared: Case, alike: str) -> 
     return Row(cell=cell, case=case, marks=[alike if mark == EQUAL else mark for mark in marks])
 
 
-def active(report: Report, groups: list[list[str]]) -> list[list[str]]:
+def active(grid: Grid, groups: list[list[str]]) -> list[list[str]]:
     """The groups without inert cells."""
-    passive = inert(report)
-    return [[cell for cell in group if cell not in passive] for group in groups]
+    return [[cell for cell in group if cell not in grid.inert] for group in groups]
 
 
 def absent(report: Report, reference: str, *, compared: bool) -> str | None:
@@ -263,14 +259,14 @@ def absent(report: Report, reference: str, *, compared: bool) -> str | None:
 # Which cells agree ---------------------------------------------------------------------------------------------------
 
 
-def agreements(report: Report, agreeing: Classes) -> list[Agreement]:
+def agreements(grid: Grid) -> list[Agreement]:
     """Each group of equal cells with where it is equal, the largest first."""
     places: dict[tuple[str, ...], dict[str, list[str]]] = {}
     everywhere: dict[str, list[str]] = {}
-    for case in sorted(agreeing.by_case, key=numeric):
-        for tensor, groups in agreeing.by_case[case].items():
+    for case in sorted(grid.classes.by_case, key=numeric):
+        for tensor, groups in grid.classes.by_case[case].items():
             everywhere.setdefault(tensor, []).append(case)
-            for group in active(report, groups):
+            for group in active(grid, groups):
                 if len(group) > 1:
                     places.setdefault(tuple(group), {}).setdefault(tensor, []).append(case)
     return [

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from harness import grid
+from harness.grid import Grid, Pair, label
 from harness.measure import Measures
 from harness.report import Report, Verdict, VerdictKind
 
@@ -52,25 +52,21 @@ class _Findings:
 
 def every(report: Report) -> dict[str, Verdict]:
     """The verdict of every cell of a report, those without a result too."""
-    scale = _smallest(report)
-    return {cell: _one(report, cell, scale) for cell in grid.cells(report)}
+    grid = Grid(report)
+    return {cell: _one(grid, cell) for cell in grid.cells}
 
 
-def reference_of(report: Report, cell: str) -> str | None:
-    """The first reference that the report compares the cell with."""
-    result = report.results.get(cell)
-    return next((name for name in grid.references(report) if result and name in result.versus), None)
-
-
-def _one(report: Report, cell: str, scale: dict[tuple[str, str, str], float]) -> Verdict:
+def _one(grid: Grid, cell: str) -> Verdict:
+    report = grid.report
     declared = report.bitmatrix.cells.get(cell) if report.bitmatrix else None
     if cell not in report.results:
         reason = f"{declared.status.replace('_', ' ')}: {declared.reason or 'no reason is known'}" if declared else ""
         return Verdict(kinds=["not_comparable"], reference=None, sentence=f"No result: {reason}", evidence=[])
-    main = next((name for name in grid.references(report) if name in report.results), None)
-    reference = None if cell == main else reference_of(report, cell)
+    main = next((name for name in grid.references if name in report.results), None)
+    versus = report.results[cell].versus
+    reference = None if cell == main else next((name for name in grid.references if name in versus), None)
     found = _Findings()
-    measures = (report.bitmatrix.measures or {}).get(cell) if report.bitmatrix else None
+    measures = grid.measures.get(cell)
     if cell == main:
         found.add("reference", "the reference that the others are held against")
     elif reference is None:
@@ -84,8 +80,8 @@ def _one(report: Report, cell: str, scale: dict[tuple[str, str, str], float]) ->
     elif declared and declared.note:
         found.evidence.append(f"{declared.note[:1].upper()}{declared.note[1:]}.")
     if reference is not None:
-        _compared(found, report, cell, reference, scale)
-    _accurate(found, report, cell, main)
+        _compared(found, grid, cell, reference)
+    _accurate(found, grid, cell, main)
     kinds = sorted(found.parts, key=_ORDER.index)
     sentence = "; ".join(found.parts[kind] for kind in kinds)
     return Verdict(
@@ -96,8 +92,8 @@ def _one(report: Report, cell: str, scale: dict[tuple[str, str, str], float]) ->
 def _repeatable(found: _Findings, measures: Measures) -> None:
     taken, second = measures.repeatability, measures.second_process
     result = taken.result if taken else None
-    again = sorted({grid.label(name) for tensors in result.differ.values() for name in tensors}) if result else []
-    apart = sorted({grid.label(name) for names in second.differ.values() for name in names}) if second else []
+    again = sorted({label(name) for tensors in result.differ.values() for name in tensors}) if result else []
+    apart = sorted({label(name) for names in second.differ.values() for name in names}) if second else []
     if again or apart:
         where = " and ".join([*(["when called again"] if again else []), *(["in a second process"] if apart else [])])
         names = ", ".join(dict.fromkeys([*again, *apart]))
@@ -134,7 +130,7 @@ def _invariant(found: _Findings, measures: Measures) -> None:
     if result.differ:
         share = f"{result.differ:,} of {result.compared:,} rows compared"
         first = result.first[0] if result.first else None
-        where = f"; first: {grid.label(first.tensor)}, row {first.row} of {first.batch}" if first else ""
+        where = f"; first: {label(first.tensor)}, row {first.row} of {first.batch}" if first else ""
         found.add(
             "not_batch_invariant",
             "not batch-invariant",
@@ -146,22 +142,20 @@ def _invariant(found: _Findings, measures: Measures) -> None:
         found.evidence.append(f"No row of {result.compared:,} changed with its batch before time was over ({how}).")
 
 
-def _compared(
-    found: _Findings, report: Report, cell: str, reference: str, scale: dict[tuple[str, str, str], float]
-) -> None:
-    pairs = list(grid.pairs(report, cell, reference))
+def _compared(found: _Findings, grid: Grid, cell: str, reference: str) -> None:
+    pairs = list(grid.pairs(cell, reference))
     unlike = [pair for pair in pairs if not pair.comparison.equal]
     if not pairs:
         found.add("not_comparable", f"nothing of it was compared with {reference}")
         return
     if not unlike:
-        whole = {str(case) for case in report.cases} <= {pair.case for pair in pairs}
+        whole = {str(case) for case in grid.report.cases} <= {pair.case for pair in pairs}
         where = "in every tensor and case" if whole else "in the cases that were compared"
         found.add("identical", f"bit-identical to {reference} {where}")
         return
     median, distances = _distance(unlike)
     share = f"differs from {reference} in {len(unlike)} of {len(pairs)} tensors{distances}"
-    ratio = _ratio(unlike, scale)
+    ratio = _ratio(unlike, grid.smallest)
     if "reduced_precision" in found.parts:
         found.evidence.append(f"It {share}.")
         return
@@ -190,7 +184,7 @@ def _compared(
         found.add("differs", f"{share}; nothing here tells whether its precision is the same")
 
 
-def _distance(unlike: list[grid.Pair]) -> tuple[int | None, str]:
+def _distance(unlike: list[Pair]) -> tuple[int | None, str]:
     """The median of the tensors' median distances, and words for it; None without details."""
     largest = max((pair.comparison.max_abs or 0.0 for pair in unlike), default=0.0)
     medians = [pair.detail.ulp_median for pair in unlike if pair.detail and pair.detail.ulp_median is not None]
@@ -201,18 +195,7 @@ def _distance(unlike: list[grid.Pair]) -> tuple[int | None, str]:
     return middle, f", by {middle:,} ULP in the median and {largest:.1e} at most"
 
 
-def _smallest(report: Report) -> dict[tuple[str, str, str], float]:
-    """The smallest difference above zero that any cell has of a tensor, by reference, case and label."""
-    found: dict[tuple[str, str, str], list[float]] = {}
-    for reference in grid.references(report):
-        for cell in report.results:
-            for pair in grid.pairs(report, cell, reference):
-                if pair.comparison.max_abs:
-                    found.setdefault((reference, pair.case, pair.label), []).append(pair.comparison.max_abs)
-    return {place: min(values) for place, values in found.items() if len(values) > 1}
-
-
-def _ratio(unlike: list[grid.Pair], scale: dict[tuple[str, str, str], float]) -> float | None:
+def _ratio(unlike: list[Pair], scale: dict[tuple[str, str, str], float]) -> float | None:
     """How many times larger than the smallest its differences are, in the median of tensors; None without another."""
     ratios = [
         pair.comparison.max_abs / scale[place]
@@ -222,9 +205,9 @@ def _ratio(unlike: list[grid.Pair], scale: dict[tuple[str, str, str], float]) ->
     return statistics.median(ratios) if ratios else None
 
 
-def _accurate(found: _Findings, report: Report, cell: str, main: str | None) -> None:
+def _accurate(found: _Findings, grid: Grid, cell: str, main: str | None) -> None:
     """How its error against FP64 stands to the reference's: evidence, and a verdict only where nothing else spoke."""
-    ours, theirs = dict(_errors(report, cell)), dict(_errors(report, main)) if main else {}
+    ours, theirs = dict(_errors(grid, cell)), dict(_errors(grid, main)) if main else {}
     shared = [place for place in ours if theirs.get(place)]
     if not ours:
         return
@@ -236,9 +219,9 @@ def _accurate(found: _Findings, report: Report, cell: str, main: str | None) -> 
     found.evidence.append(f"{line}.")
 
 
-def _errors(report: Report, cell: str | None) -> Iterator[tuple[tuple[str, str], float]]:
+def _errors(grid: Grid, cell: str | None) -> Iterator[tuple[tuple[str, str], float]]:
     """Relative RMS errors by case and tensor."""
-    measures = (report.bitmatrix.measures or {}).get(cell or "") if report.bitmatrix else None
+    measures = grid.measures.get(cell or "")
     taken = measures.accuracy if measures else None
     for case, tensors in (taken.result.cases if taken and taken.result else {}).items():
         for tensor, error in tensors.items():
