@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,8 @@ def draw(report: Report, folder: Path) -> list[Path]:
         raise Unavailable("figures need matplotlib: pip install -c constraints.txt -e '.[figures]'") from error
     grid = Grid(report)
     mpl.use("Agg")
-    with mpl.rc_context(_SETTINGS):
+    # A letter that its font lacks is drawn as a box: worth no warning.
+    with mpl.rc_context(_SETTINGS), warnings.catch_warnings(action="ignore", category=UserWarning):
         figures = {"heatmap": _heat_map(grid), "measures": _measures(grid)}
         drawn = {name: figure for name, figure in figures.items() if figure is not None}
         if not drawn:
