@@ -18,7 +18,7 @@ from harness.files import write_bytes
 from harness.grid import Grid, Pair
 from harness.report import Report
 
-_SETTINGS = {
+_SETTINGS: Any = {
     "svg.hashsalt": "bitmatrix",  # the same report gives the same file
     "font.size": 8,
     "axes.titlesize": 9,
@@ -160,7 +160,7 @@ def _measures(grid: Grid) -> Any:
     return figure
 
 
-def _plain(value: float, _: int) -> str:
+def _plain(value: float, _: float) -> str:
     """A tick's label without mathematics: `1e-07`, `200`, `1e+06`."""
     return f"{value:g}"
 
