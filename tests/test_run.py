@@ -538,3 +538,50 @@ def test_a_version_other_than_the_locks_is_a_finding_in_host_isolation(tmp_path:
     assert run(project, isolation="host") == 0
     assert report(project)["bitmatrix"]["findings"] == ["stack golden: numpy is 2.4.6, its lock pins 2.4.5"]
     assert "Not as pinned: stack golden: numpy is 2.4.6" in (project.latest() / "report.md").read_text()
+
+
+DIES_WHILE_MEASURED = """
+import os
+import numpy as np
+calls = []
+def load(context):
+    def run(inputs):
+        calls.append(1)
+        if len(calls) > 2:
+            os.abort()
+        return {"out": inputs["x"] * np.float32(3), "grads.x": inputs["g"] * np.float32(3)}
+    return run
+"""
+
+OTHER_EACH_PROCESS = """
+import os
+import numpy as np
+noise = np.float32(int.from_bytes(os.urandom(2), "little"))
+def load(context):
+    return lambda inputs: {"out": inputs["x"] + noise, "grads.x": inputs["g"] * np.float32(3)}
+"""
+
+
+@docker
+def test_measures_are_on_record_and_what_one_breaks_loses_no_capture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    candidates = {"good": GOOD, "dies": DIES_WHILE_MEASURED, "random": OTHER_EACH_PROCESS}
+    project = Project(tmp_path, candidates)
+    assert run(project) == 0
+    project.cpu["measures"] = {"repeatability": {"calls": 1}, "batch_invariance": {"quick": True}}
+    project.write()
+    assert run(project) == 0
+    assert all(status == "done" for status, _ in cells(project).values())
+    measures = report(project)["bitmatrix"]["measures"]
+    assert measures["good"]["repeatability"]["result"] == {"calls": 1, "differ": {}, "complete": True}
+    assert measures["good"]["second_process"] == {"status": "done", "reason": None, "differ": {}}
+    assert measures["dies"]["repeatability"]["status"] == "failed"
+    assert "ended by signal 6" in measures["dies"]["repeatability"]["reason"]
+    assert measures["random"]["second_process"]["differ"] == {"1": ["out"], "4": ["out"]}
+    verdicts = report(project)["bitmatrix"]["verdicts"]
+    assert verdicts["random"]["kinds"][0] == "not_repeatable"
+    assert (project.latest() / "report.html").is_file()
+    capsys.readouterr()
+    assert run(project, "--no-measures") == 0
+    assert "kept" in capsys.readouterr().err, "a cell that measured more than is wanted stays"
