@@ -196,20 +196,40 @@ def _lock(options: argparse.Namespace) -> int:
     workspace = _workspace(options)
     declared = matrix.load(workspace.matrix, workspace.kernels)
     stacks = resolve.chosen(declared, options.device, options.stack)
+    if options.check:
+        return _check_locks(workspace, declared, stacks)
     chosen, _ = isolation.choose(cast("IsolationName | None", options.isolation))
     progress = Progress(0)
     unresolved = []
     for device_name, name in stacks:
         try:
             with progress.step(f"resolving {name} for {device_name}"):
-                for made in resolve.stack(workspace, declared, device_name, name, chosen):
+                # All of a stack's locks resolve before one is written: half of them would fit nothing.
+                for made in list(resolve.stack(workspace, declared, device_name, name, chosen)):
                     print("\n  ".join([f"{made.path}: {made.lines[0]}", *made.lines[1:]]), flush=True)
+                    if not options.dry_run:
+                        made.write()
         except BitmatrixError as error:
             progress.say(f"stack {name} for {device_name} is not resolved: {error}")
             unresolved.append(f"{device_name}/{name}")
     if unresolved:
         progress.say(f"not resolved, and left as they were: {', '.join(unresolved)}")
     return 1 if unresolved else 0
+
+
+def _check_locks(workspace: Workspace, declared: Matrix, stacks: list[tuple[DeviceName, str]]) -> int:
+    """Prove each lock; exit code 2 when a file isn't what it was made as, 1 when it no longer resolves."""
+    progress, codes = Progress(0), [0]
+    for device_name, name in stacks:
+        problems, code = [], 1
+        with progress.step(f"checking {name} for {device_name}"):
+            try:
+                problems = list(resolve.disproved(workspace, declared, device_name, name))
+            except BitmatrixError as error:
+                problems, code = [str(error)], error.exit_code
+        print("\n".join(problems) or f"{device_name}/{name}: its locks satisfy its requirements", flush=True)
+        codes.append(code if problems else 0)
+    return max(codes)
 
 
 def _base(options: argparse.Namespace) -> int:
@@ -331,7 +351,8 @@ def _describe(setup: Setup) -> str:
 
 
 def _can_run(setup: Setup) -> None:
-    """Raise BadInput, before any work, when no cell could be given the device that is asked for."""
+    """Raise BadInput, before any work, when locks and matrix disagree or no cell could be given the device."""
+    environments.check_locks(setup.workspace, setup.matrix, setup.device)
     if setup.found.gpus and setup.isolation == "docker" and engine.answers():
         toolkit.needed()
 
@@ -435,7 +456,11 @@ def _parser() -> argparse.ArgumentParser:
     add("collect", _collect, "compare what is there and write the report; runs nothing", narrowing).add_argument(
         "run", nargs="?", metavar="RUN", help="compare an older run again from its own files (a folder of out/)"
     )
-    add("lock", _lock, "resolve the stacks' locks again and show what changes", narrowing)
+    locking = add("lock", _lock, "resolve the stacks' locks again, show what changes, then write them", narrowing)
+    locking.add_argument("--dry-run", action="store_true", help="show what would change; write nothing")
+    locking.add_argument(
+        "--check", action="store_true", help="prove that the locks still satisfy their requirements; write nothing"
+    )
     add("base", _base, "make or pull the bases that this device's stacks start from", common).add_argument(
         "names", nargs="*", metavar="BASE"
     )
