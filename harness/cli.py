@@ -23,6 +23,7 @@ from harness import (
     device,
     doctor,
     engine,
+    finding,
     inputs,
     isolation,
     library,
@@ -129,7 +130,7 @@ def _matrix(options: argparse.Namespace) -> int:
         prepared = _prepared(setup)
     for name in setup.plan.stacks():
         run.cells(prepared, name, fresh=setup.fresh, progress=progress)
-    return _report(rundir.assemble(prepared, setup.matrix), setup.workspace, progress)
+    return _report(rundir.assemble(prepared, setup.matrix), setup.workspace, progress, strict=options.strict)
 
 
 def _inputs(options: argparse.Namespace) -> int:
@@ -187,9 +188,10 @@ def _collect(options: argparse.Namespace) -> int:
     progress = Progress(0)
     if options.run:
         workspace = _workspace(options)
-        return _report(rundir.find(workspace, options.run), workspace, progress)
+        return _report(rundir.find(workspace, options.run), workspace, progress, strict=options.strict)
     setup = _setup(options)
-    return _report(rundir.assemble(_prepared(setup), setup.matrix), setup.workspace, progress)
+    folder = rundir.assemble(_prepared(setup), setup.matrix)
+    return _report(folder, setup.workspace, progress, strict=options.strict)
 
 
 def _lock(options: argparse.Namespace) -> int:
@@ -395,7 +397,7 @@ def _prepared(setup: Setup) -> preparation.Preparation:
     return preparation.prepare(setup.workspace, setup.matrix, setup.plan, setup.isolation, setup.found)
 
 
-def _report(folder: Path, workspace: Workspace, progress: Progress) -> int:
+def _report(folder: Path, workspace: Workspace, progress: Progress, *, strict: bool) -> int:
     with progress.step("comparing"):
         result = collect.collect(folder, workspace)
     print(result.text, end="")
@@ -403,7 +405,10 @@ def _report(folder: Path, workspace: Workspace, progress: Progress) -> int:
         progress.say(line)
     if result.refused:
         return BAD_INPUT
-    return 0 if result.complete else 1
+    serious = finding.serious(result.findings) if strict else []
+    for found in serious:
+        progress.say(f"--strict: {found.severity}: {found.about}: {found.message}")
+    return 0 if result.complete and not serious else 1
 
 
 # Options -------------------------------------------------------------------------------------------------------------
@@ -426,6 +431,7 @@ def _parser() -> argparse.ArgumentParser:
     narrowing.add_argument(
         "--gpu", action="append", default=[], metavar="GPU", help="only this GPU, by index or UUID (repeatable)"
     )
+    narrowing.add_argument("--strict", action="store_true", help="fail when what ran isn't what was pinned")
     narrowing.add_argument("--fresh", action="store_true", help="run cells again that are done already")
 
     parser = argparse.ArgumentParser(

@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import capture, render, report, rundir
+from harness import capture, finding, render, report, rundir
 from harness.capture import Record
 from harness.cell.op import Op
 from harness.compare import Comparison, compare, identical
 from harness.errors import BitmatrixError
 from harness.files import locked, read_json, write_json, write_text
 from harness.preparation import load
-from harness.report import Case, CellDetails, CellResult, Details, Environment, Report, StackDetails
+from harness.report import Case, CellDetails, CellResult, Details, Environment, Finding, Report, StackDetails
 from harness.rundir import Run, RunCell
 from harness.tensors import TensorRef
 from harness.workspace import Workspace
@@ -94,6 +94,7 @@ class Result:
     refused: bool
     """Whether a capture that was taken in isn't what its record says, or isn't this run's."""
     summary: list[str]
+    findings: list[Finding | str]
 
 
 def collect(folder: Path, workspace: Workspace) -> Result:
@@ -117,6 +118,7 @@ def collect(folder: Path, workspace: Workspace) -> Result:
         text=text,
         complete=not any(cell.cell.required for cell in missing),
         refused=any(cell.cell.status == "done" for cell in missing),
+        findings=built.bitmatrix.findings if built.bitmatrix else [],
         summary=[*summary, f"{done}; {folder / 'report.md'}, {folder / 'report.json'}"],
     )
 
@@ -246,19 +248,6 @@ def _stack(described: Run, cells: list[Collected], name: str) -> StackDetails:
     )
 
 
-def _findings(described: Run, cells: list[Collected], stack: str) -> list[str]:
-    """Pinned packages that a stack's processes saw in another version, or not at all."""
-    installed = _facts(cells, stack).get("distributions")
-    environment = (described.stacks.get(stack) or {}).get("environment") or {}
-    if not isinstance(installed, dict):
-        return []
-    return [
-        f"stack {stack}: {name} is {installed.get(name, 'not installed')}, its lock pins {version}"
-        for name, version in environment.get("pinned", {}).items()
-        if installed.get(name) != version
-    ]
-
-
 # Details -------------------------------------------------------------------------------------------------------------
 
 
@@ -288,7 +277,7 @@ def _details(described: Run, op: Op, cells: list[Collected]) -> Details:
         inputs=described.inputs,
         inputs_pinned=described.inputs_pinned,
         library=described.library,
-        findings=[finding for name in described.stacks for finding in _findings(described, cells, name)],
+        findings=[*finding.of(described, {cell.cell.name: cell.record for cell in cells if cell.record})],
         commit=described.commit,
         dirty=described.dirty,
     )

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from harness.report import Case, Classes, Comparison, Report
+from harness.report import Case, Classes, Comparison, Finding, Report
 
 _MOST = 300
 """Characters of a text that a table shows; the whole is in report.json."""
 
-_MOST_FINDINGS = 12
-"""Packages that aren't as pinned; in host isolation they can be hundreds."""
+_MOST_FINDINGS = 20
+"""In host isolation they can be hundreds."""
 
 EQUAL = "="
 INERT = "inert"
@@ -35,6 +35,7 @@ def markdown(report: Report) -> str:
         details=report.bitmatrix,
         columns=columns.labels,
         sections=sections,
+        findings=_findings(report),
         most_findings=_MOST_FINDINGS,
         same=[group for group in _active(report, classes.whole) if len(group) > 1],
         agreements=_agreements(report, classes),
@@ -193,6 +194,14 @@ def _absent(report: Report, reference: str, rows: list[Row]) -> str | None:
     if cell.status != "done":
         return f"{cell.status.replace('_', ' ')}: {cell.reason or 'no reason is known'}"
     return "no other cell has a result"
+
+
+def _findings(report: Report) -> list[Finding]:
+    """The findings, those of a report from before there were severities as warnings."""
+    return [
+        found if isinstance(found, Finding) else Finding(severity="warning", about="stack", message=found)
+        for found in (report.bitmatrix.findings if report.bitmatrix else [])
+    ]
 
 
 def _numeric(case: str) -> tuple[int, str]:

@@ -18,6 +18,7 @@ from harness.report import (
     Comparison,
     Details,
     Environment,
+    Finding,
     Report,
     StackDetails,
 )
@@ -94,7 +95,8 @@ def small(*, name: str = "other", reason: str = "it is so", value: str = "1", na
             },
             classes=report.classes(digests), digests=digests,
             inputs={"x": {"4": "5" * 64, "16": "6" * 64}, "w": "7" * 64}, inputs_pinned=True,
-            library={"sha256": "3" * 64, "compiler": value}, findings=[f"numpy: {reason}"],
+            library={"sha256": "3" * 64, "compiler": value},
+            findings=[Finding(severity="error", about="numpy", message=reason)],
             commit="4" * 40, dirty=True,
         ),
     )  # fmt: skip
