@@ -161,6 +161,12 @@ def lock(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def audit(session: nox.Session) -> None:
+    """Verify a run from its files alone: captures, records, report, locks, images. -- RUN (default out/latest)."""
+    alone(session, "audit")
+
+
+@nox.session(default=False)
 def clean(session: nox.Session) -> None:
     """Remove old runs and what no run needs. -- --keep N, --images, --all."""
     alone(session, "clean")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import cast
 
 from harness import (
+    audit,
     base,
     clean,
     collect,
@@ -42,7 +43,7 @@ from harness import environment as environments
 from harness.device import Device
 from harness.environment import StackRecord
 from harness.errors import BadInput, BitmatrixError
-from harness.files import write_text
+from harness.files import sha256_file, write_text
 from harness.matrix import DeviceName, Matrix
 from harness.plan import IsolationName, Plan, Selection
 from harness.progress import Progress
@@ -192,6 +193,26 @@ def _collect(options: argparse.Namespace) -> int:
     setup = _setup(options)
     folder = rundir.assemble(_prepared(setup), setup.matrix)
     return _report(folder, setup.workspace, progress, strict=options.strict)
+
+
+def _audit(options: argparse.Namespace) -> int:
+    workspace = _workspace(options)
+    folder = rundir.find(workspace, str(options.run or workspace.out / "latest"))
+    problems = audit.audit(folder, workspace, Progress(0), images=not options.no_images)
+    for problem in problems:
+        print(f"{folder.name}: {problem}")
+    if problems:
+        print(f"{folder.name}: doesn't hold, in {len(problems)} place(s)")
+        return 1
+    described = rundir.read(folder)
+    for note in audit.notes(described, workspace):
+        print(f"{folder.name}: note: {note}")
+    done = sum(cell.status == "done" for cell in described.cells)
+    images = "images not looked at" if options.no_images else "every image is there"
+    digest = sha256_file(folder / "report.json")
+    print(f"{folder.name}: holds: {done} cells, every tensor, record and comparison, the locks; {images}")
+    print(f"{folder.name}: report.json is sha256 {digest}, of commit {described.commit or 'unknown'}")
+    return 0
 
 
 def _lock(options: argparse.Namespace) -> int:
@@ -462,6 +483,9 @@ def _parser() -> argparse.ArgumentParser:
     add("collect", _collect, "compare what is there and write the report; runs nothing", narrowing).add_argument(
         "run", nargs="?", metavar="RUN", help="compare an older run again from its own files (a folder of out/)"
     )
+    auditing = add("audit", _audit, "verify a run from its files alone: captures, records, report, locks", common)
+    auditing.add_argument("run", nargs="?", metavar="RUN", help="a folder of out/ (default out/latest)")
+    auditing.add_argument("--no-images", action="store_true", help="leave out whether the engine has the images")
     locking = add("lock", _lock, "resolve the stacks' locks again, show what changes, then write them", narrowing)
     locking.add_argument("--dry-run", action="store_true", help="show what would change; write nothing")
     locking.add_argument(

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import capture, finding, render, report, rundir
+from harness import capture, finding, provenance, render, report, rundir
 from harness.capture import Record
 from harness.cell.op import Op
 from harness.compare import Comparison, compare, identical
@@ -64,9 +64,10 @@ def _checked(folder: Path, described: Run, cell: RunCell, op: Op) -> tuple[Recor
 class Comparisons:
     """Comparisons of tensors by the digests of their bytes; remembered between runs."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None) -> None:
+        """Those of a file; without one nothing is remembered."""
         self._path = path
-        self._known: dict[str, dict[str, Any]] = read_json(path) if path.is_file() else {}
+        self._known: dict[str, dict[str, Any]] = read_json(path) if path and path.is_file() else {}
         self._new: dict[str, dict[str, Any]] = {}
 
     def of(self, a: TensorRef, digest_a: str, b: TensorRef, digest_b: str) -> Comparison:
@@ -79,7 +80,7 @@ class Comparisons:
 
     def save(self) -> None:
         """Add what was found to the file."""
-        if self._new:
+        if self._new and self._path:
             with locked(self._path.with_suffix(".lock")):
                 known = read_json(self._path) if self._path.is_file() else {}
                 write_json(self._path, {**known, **self._new})
@@ -110,6 +111,7 @@ def collect(folder: Path, workspace: Workspace) -> Result:
     report.write(folder / "report.json", built)
     text = render.markdown(built)
     write_text(folder / "report.md", text)
+    provenance.write(folder)
     rundir.point_latest(workspace, folder)
     missing = [cell for cell in cells if cell.status != "done"]
     done = f"{len(cells) - len(missing)} of {len(cells)} cells done"
