@@ -166,6 +166,13 @@ def audit(session: nox.Session) -> None:
     alone(session, "audit")
 
 
+@nox.session(venv_backend="virtualenv", reuse_venv=True, default=False)
+def sbom(session: nox.Session) -> None:
+    """Write a bill of materials of each stack that was made here: CycloneDX, in out/sboms/. -- STACK for one."""
+    project(session, "sbom")
+    session.run("python", "-m", "harness", "sbom", *session.posargs)
+
+
 @nox.session(default=False)
 def clean(session: nox.Session) -> None:
     """Remove old runs and what no run needs. -- --keep N, --images, --all."""

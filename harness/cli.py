@@ -36,6 +36,7 @@ from harness import (
     resolve,
     run,
     rundir,
+    sbom,
     structure,
     toolkit,
 )
@@ -193,6 +194,21 @@ def _collect(options: argparse.Namespace) -> int:
     setup = _setup(options)
     folder = rundir.assemble(_prepared(setup), setup.matrix)
     return _report(folder, setup.workspace, progress, strict=options.strict)
+
+
+def _sbom(options: argparse.Namespace) -> int:
+    setup = _setup(options)
+    names = _known(setup.matrix, setup.device, options.names) or setup.needed
+    progress = Progress(0)
+    for name in names:
+        record = environments.recorded(setup.workspace, setup.device, name, setup.isolation)
+        if record is None or record.environment is None:
+            reason = record.reason if record else "was never made here: nox -s matrix"
+            progress.say(f"stack {name}: {reason}")
+            continue
+        with progress.step(f"bill of materials of {name}"):
+            print(sbom.make(setup.workspace, setup.device, record.environment))
+    return 0
 
 
 def _audit(options: argparse.Namespace) -> int:
@@ -482,6 +498,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("collect", _collect, "compare what is there and write the report; runs nothing", narrowing).add_argument(
         "run", nargs="?", metavar="RUN", help="compare an older run again from its own files (a folder of out/)"
+    )
+    add("sbom", _sbom, "write what is installed in each stack, as CycloneDX", narrowing).add_argument(
+        "names", nargs="*", metavar="STACK", help="default: all that the plan needs"
     )
     auditing = add("audit", _audit, "verify a run from its files alone: captures, records, report, locks", common)
     auditing.add_argument("run", nargs="?", metavar="RUN", help="a folder of out/ (default out/latest)")
