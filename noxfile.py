@@ -166,6 +166,12 @@ def audit(session: nox.Session) -> None:
     alone(session, "audit")
 
 
+@nox.session(default=False)
+def verify(session: nox.Session) -> None:
+    """Run the matrix and hold it against a baseline: -- BASELINE.json. Fails unless --grade (bits, verdicts) holds."""
+    alone(session, "verify")
+
+
 @nox.session(venv_backend="virtualenv", reuse_venv=True, default=False)
 def sbom(session: nox.Session) -> None:
     """Write a bill of materials of each stack that was made here: CycloneDX, in out/sboms/. -- STACK for one."""

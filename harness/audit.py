@@ -31,7 +31,7 @@ def audit(folder: Path, workspace: Workspace, progress: Progress, *, images: boo
         described = rundir.read(folder)
     except BitmatrixError as error:
         return [str(error)]
-    problems = []
+    problems: list[str] = []
     with progress.step("holding every file against the provenance"):
         problems += _files(folder)
     for cell in described.cells:

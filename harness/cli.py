@@ -39,6 +39,7 @@ from harness import (
     sbom,
     structure,
     toolkit,
+    verify,
 )
 from harness import environment as environments
 from harness.device import Device
@@ -121,8 +122,13 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _matrix(options: argparse.Namespace) -> int:
     setup = _setup(options, checked=True)
-    _can_run(setup)
     progress = Progress(len(setup.plan.cells))
+    return _report(_ran(setup, progress), setup.workspace, progress, strict=options.strict)
+
+
+def _ran(setup: Setup, progress: Progress) -> Path:
+    """Make every stack, run every cell that isn't done; returns the folder of the new run."""
+    _can_run(setup)
     progress.say(_describe(setup))
     _sweep(setup, progress)
     for name in setup.needed:
@@ -132,7 +138,23 @@ def _matrix(options: argparse.Namespace) -> int:
         prepared = _prepared(setup)
     for name in setup.plan.stacks():
         run.cells(prepared, name, fresh=setup.fresh, progress=progress)
-    return _report(rundir.assemble(prepared, setup.matrix), setup.workspace, progress, strict=options.strict)
+    return rundir.assemble(prepared, setup.matrix)
+
+
+def _verify(options: argparse.Namespace) -> int:
+    setup = _setup(options, checked=not options.run)
+    baseline = report.load(options.baseline)
+    verify.check(options.baseline, baseline, setup.plan)
+    progress = Progress(len(setup.plan.cells))
+    folder = rundir.find(setup.workspace, options.run) if options.run else _ran(setup, progress)
+    if not options.run:
+        with progress.step("comparing"):
+            collect.collect(folder, setup.workspace)
+    found = verify.verify(baseline, report.load(folder / "report.json"))
+    print(f"{options.baseline} against {folder.name}:")
+    for line in found.lines():
+        print(line)
+    return 0 if found.reaches(options.grade) else 1
 
 
 def _inputs(options: argparse.Namespace) -> int:
@@ -498,6 +520,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("collect", _collect, "compare what is there and write the report; runs nothing", narrowing).add_argument(
         "run", nargs="?", metavar="RUN", help="compare an older run again from its own files (a folder of out/)"
+    )
+    verifying = add("verify", _verify, "run the matrix and hold the result against a baseline", narrowing)
+    verifying.add_argument("baseline", type=Path, metavar="BASELINE.json", help="a report")
+    verifying.add_argument("--run", metavar="RUN", help="hold an older run against it instead of running")
+    verifying.add_argument(
+        "--grade", choices=("bits", "verdicts"), default="bits", help="what is to be the same (default bits); else 1"
     )
     add("sbom", _sbom, "write what is installed in each stack, as CycloneDX", narrowing).add_argument(
         "names", nargs="*", metavar="STACK", help="default: all that the plan needs"

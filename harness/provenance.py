@@ -84,13 +84,20 @@ def _materials(folder: Path, described: Run) -> Iterator[dict[str, Any]]:
         if environment.get("image_id"):
             digest = {"sha256": str(environment["image_id"]).removeprefix("sha256:")}
             yield _resource(f"image {environment['image']}", digest, stack=stack, base=environment.get("base"))
-        for name, made in (environment.get("made_from_source") or {}).get("sources", {}).items():
-            yield _resource(f"source {name}", {"gitCommit": made["commit"]}, stack=stack)
+        for name, tree in (environment.get("made_from_source") or {}).get("sources", {}).items():
+            yield _resource(f"source {name}", {"gitCommit": tree["commit"]}, stack=stack)
     if described.library:
         yield _resource(str(described.library["path"]), {"sha256": described.library["sha256"]})
+    yield from _inputs(described)
+
+
+def _inputs(described: Run) -> Iterator[dict[str, Any]]:
     for name, found in described.inputs.items():
-        for case, digest in found.items() if isinstance(found, dict) else [(None, found)]:
-            yield _resource(f"input {name}" if case is None else f"input {name} at {case} rows", {"sha256": digest})
+        if isinstance(found, str):
+            yield _resource(f"input {name}", {"sha256": found})
+        else:
+            for case, one in found.items():
+                yield _resource(f"input {name} at {case} rows", {"sha256": one})
 
 
 def _byproducts(folder: Path, records: dict[str, Record]) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Copy what describes each installed package, its dist-info folder, into a folder: what a bill of materials is made from.
+"""Copy what describes each installed package, its dist-info folder: what a bill of materials is made from.
 
 Runs in the stack's own Python, which alone knows where its packages are. `python inventory.py TARGET`
 """

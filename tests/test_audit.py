@@ -15,7 +15,7 @@ from in_toto_attestation.v1 import statement_pb2
 from in_toto_attestation.v1.statement import Statement
 from project import GOOD, OTHER, Project
 
-from harness import capture, cli, collect, engine
+from harness import cli, engine, provenance, tensors
 from harness.engine import Request
 from harness.files import sha256_file
 
@@ -164,13 +164,13 @@ def test_tampering_with_the_statement_and_the_file_is_found_by_the_comparison_it
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    refs = capture.tensors.read_header(path)
+    refs = tensors.read_header(path)
     record = json.loads((run / "other" / "record.json").read_text())
     for name, facts in record["tensors"]["4"].items():
-        facts["sha256"] = record["claims"]["tensors"]["4"][name]["sha256"] = capture.tensors.sha256(refs[name])
+        facts["sha256"] = record["claims"]["tensors"]["4"][name]["sha256"] = tensors.sha256(refs[name])
     record["files"]["4"]["sha256"] = sha256_file(path)
     (run / "other" / "record.json").write_text(json.dumps(record, indent=2) + "\n")
-    collect.provenance.write(run)
+    provenance.write(run)
     assert audit(run, made) == 1
     assert "report.json: results.other.vs good.4" in capsys.readouterr().out
 
@@ -196,7 +196,7 @@ def test_a_signature_of_the_statement_is_made_and_checked_as_documented(run: Pat
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
     subprocess.run(["ssh-keygen", "-q", "-Y", "sign", "-f", key, "-n", "bitmatrix", statement], check=True)
     (run.parent / "signers").write_text(f"me {(run.parent / 'key.pub').read_text()}")
-    verify = ["ssh-keygen", "-Y", "verify", "-f", run.parent / "signers", "-I", "me", "-n", "bitmatrix"]
+    verify = ["ssh-keygen", "-Y", "verify", "-f", str(run.parent / "signers"), "-I", "me", "-n", "bitmatrix"]
     verify += ["-s", f"{statement}.sig"]
     assert subprocess.run(verify, input=statement.read_bytes(), check=False).returncode == 0
     assert audit(run, made) == 0
