@@ -1,7 +1,7 @@
 """The sessions: `nox -l` lists them, `nox -s matrix` does the whole thing.
 
 Each is one purpose and a call into `python -m harness`. Options after `--` go to it: --device, --isolation, --stack,
---mode, --case, --gpu, --fresh, --out, --cache. Needs what `pip install -e '.[nox]'` installs.
+--mode, --case, --gpu, --fresh, --strict, --bundle, --out, --cache. Needs what `pip install -e '.[nox]'` installs.
 """
 
 from __future__ import annotations
@@ -164,6 +164,12 @@ def lock(session: nox.Session) -> None:
 def audit(session: nox.Session) -> None:
     """Verify a run from its files alone: captures, records, report, locks, images. -- RUN (default out/latest)."""
     alone(session, "audit")
+
+
+@nox.session(default=False)
+def bundle(session: nox.Session) -> None:
+    """Pack images, wheels, inputs, kernels and the checkout for a host without a network. -- --to FILE."""
+    alone(session, "bundle")
 
 
 @nox.session(default=False)

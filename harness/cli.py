@@ -19,6 +19,7 @@ from typing import cast
 from harness import (
     audit,
     base,
+    bundle,
     clean,
     collect,
     device,
@@ -66,6 +67,8 @@ class Setup:
     chosen_because: str
     plan: Plan
     fresh: bool
+    bundled: list[str] | None
+    """The stacks of the bundle that the run is from; None without one."""
     gpus: tuple[str, ...]
     """The GPUs asked for, by index or UUID."""
 
@@ -216,6 +219,39 @@ def _collect(options: argparse.Namespace) -> int:
     setup = _setup(options)
     folder = rundir.assemble(_prepared(setup), setup.matrix)
     return _report(folder, setup.workspace, progress, strict=options.strict)
+
+
+def _bundle(options: argparse.Namespace) -> int:
+    setup = _setup(options, checked=True)
+    if setup.isolation != "docker":
+        raise BadInput("a bundle holds images: it is made with --isolation docker")
+    progress = Progress(0)
+    records = {name: _stack(setup, name, progress) for name in setup.needed}
+    whole = {name: one.environment for name, one in records.items() if one.environment and one.environment.lock}
+    for name in setup.needed:
+        if name not in whole:
+            progress.say(
+                f"stack {name} is left out: {records[name].reason or 'a published image is named by its registry'}"
+            )
+    if not whole:
+        raise BadInput("no stack could be made here: there is nothing to bundle")
+    _compile(setup, progress)
+    inputs_folder = _prepared(setup).inputs
+    name = f"bitmatrix-{setup.device}-{(rundir.commit() or 'nocommit')[:12]}.tar"
+    target = (options.to or setup.workspace.out / "bundles" / name).absolute()
+    with progress.step("packing"):
+        bundle.pack(
+            target,
+            setup.workspace,
+            setup.matrix,
+            setup.device,
+            whole,
+            inputs=inputs_folder,
+            dirty=options.dirty,
+            say=progress.say,
+        )
+    print(f"{target}: {target.stat().st_size / 2**20:.0f} MiB, sha256 {sha256_file(target)}")
+    return 0
 
 
 def _sbom(options: argparse.Namespace) -> int:
@@ -375,6 +411,9 @@ def _setup(options: argparse.Namespace, *, checked: bool = False) -> Setup:
     if checked:
         environments.check_locks(workspace, declared, device_name)
         environments.docker_needed(chosen)
+    bundled = None
+    if options.bundle:
+        bundled = bundle.use(options.bundle, workspace, declared, device_name, Progress(0).say).stacks
     return Setup(
         workspace=workspace,
         matrix=declared,
@@ -383,6 +422,7 @@ def _setup(options: argparse.Namespace, *, checked: bool = False) -> Setup:
         chosen_because=because,
         plan=planned,
         fresh=options.fresh,
+        bundled=bundled,
         gpus=tuple(options.gpu),
     )
 
@@ -429,6 +469,9 @@ def _sweep(setup: Setup, progress: Progress) -> None:
 
 
 def _stack(setup: Setup, name: str, progress: Progress) -> StackRecord:
+    if setup.bundled is not None and name not in setup.bundled:
+        where = setup.workspace, setup.device, name, setup.isolation
+        return environments.left_out(*where, "isn't in the bundle that this run is from")
     with progress.step(f"stack {name} ({setup.isolation})"):
         record = environments.prepare(setup.workspace, setup.matrix, setup.device, name, setup.isolation)
     if record.status != "done":
@@ -490,6 +533,7 @@ def _parser() -> argparse.ArgumentParser:
     narrowing.add_argument(
         "--gpu", action="append", default=[], metavar="GPU", help="only this GPU, by index or UUID (repeatable)"
     )
+    narrowing.add_argument("--bundle", type=Path, metavar="FILE", help="run from a bundle, without any network")
     narrowing.add_argument("--strict", action="store_true", help="fail when what ran isn't what was pinned")
     narrowing.add_argument("--fresh", action="store_true", help="run cells again that are done already")
 
@@ -527,6 +571,11 @@ def _parser() -> argparse.ArgumentParser:
     verifying.add_argument(
         "--grade", choices=("bits", "verdicts"), default="bits", help="what is to be the same (default bits); else 1"
     )
+    bundling = add(
+        "bundle", _bundle, "pack all that a run needs into one file, for a host without a network", narrowing
+    )
+    bundling.add_argument("--to", type=Path, metavar="FILE", help="where (default out/bundles/)")
+    bundling.add_argument("--dirty", action="store_true", help="also of a checkout that differs from its commit")
     add("sbom", _sbom, "write what is installed in each stack, as CycloneDX", narrowing).add_argument(
         "names", nargs="*", metavar="STACK", help="default: all that the plan needs"
     )

@@ -114,6 +114,15 @@ def prepare(
     return record
 
 
+def left_out(
+    workspace: Workspace, device: DeviceName, stack: str, isolation: IsolationName, reason: str
+) -> StackRecord:
+    """Record that a stack isn't made at all, and why."""
+    record = StackRecord(status="unavailable", reason=reason, log=None, environment=None)
+    write_json(_record_path(workspace, device, stack, isolation), asdict(record))
+    return record
+
+
 def recorded(workspace: Workspace, device: DeviceName, stack: str, isolation: IsolationName) -> StackRecord | None:
     """What `prepare` last recorded, or None when it never ran."""
     path = _record_path(workspace, device, stack, isolation)

@@ -128,8 +128,8 @@ def _make(
 ) -> None:
     """With the network: sources and wheelhouses. Without it: builds, then the installation."""
     trees = [source.ensure(declared, cache=cache, log=log) for declared in builds.sources]
-    fetch = partial(_fetch, recipe=recipe, image=from_base.name, log=log)
-    fetched = partial(wheelhouse.ensure, python=base.python, index=index, cache=cache, fetch=fetch)
+    fetching = partial(fetch, recipe=recipe, image=from_base.name, log=log)
+    fetched = partial(wheelhouse.ensure, python=base.python, index=index, cache=cache, fetch=fetching)
     wheels = fetched(lock, from_source=builds.from_source)
     built = None
     if builds.from_source or builds.built:
@@ -189,7 +189,8 @@ def networked(
         _finish(made, what, log)
 
 
-def _fetch(lock: Path, folder: Path, settings: Path, site: Site, *, recipe: Path, image: str, log: Path) -> None:
+def fetch(lock: Path, folder: Path, settings: Path, site: Site, *, recipe: Path, image: str, log: Path) -> None:
+    """Fill `folder` with the lock's files, in a container of the base `image`, through the site's own indexes."""
     networked(
         recipe / "fetch.sh",
         ["/mnt/lock.txt", "/mnt/out"],

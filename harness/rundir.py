@@ -110,9 +110,9 @@ def assemble(preparation: Preparation, matrix: Matrix) -> Path:
     created = datetime.now(UTC)
     cells = [_cell(preparation, cell) for cell in plan.cells]
     device = matrix.device(plan.device)
-    commit, dirty, changed = _source()
+    head, dirty, differing = _source()
     locks = _locks(preparation, matrix)
-    kernel_commit, kernel_dirty = _kernel_source(matrix, preparation) or (commit, dirty)
+    kernel_commit, kernel_dirty = _kernel_source(matrix, preparation) or (head, dirty)
     place = _free(workspace.out, f"{created:%Y%m%dT%H%M%SZ}-{plan.device}")
     library = preparation.library
     described = Run(
@@ -131,7 +131,7 @@ def assemble(preparation: Preparation, matrix: Matrix) -> Path:
         inputs=dict(preparation.input_digests),
         inputs_pinned=preparation.inputs_pinned,
         library=None if library is None or isinstance(library, Blocked) else library.facts(),
-        commit=commit,
+        commit=head,
         dirty=dirty,
         kernel_commit=kernel_commit,
         kernel_dirty=kernel_dirty,
@@ -139,7 +139,7 @@ def assemble(preparation: Preparation, matrix: Matrix) -> Path:
             cell_sha256=preparation.runtime.cell_sha256,
             op_sha256=preparation.runtime.op_sha256,
             locks={name: lock.read(path).sha256 for name, path in locks.items()},
-            changed=changed,
+            changed=differing,
         ),
         cells=[cell for cell, _ in cells],
         stacks={name: asdict(record) if record else None for name, record in preparation.stacks.items()},
@@ -277,6 +277,17 @@ def _locks(preparation: Preparation, matrix: Matrix) -> dict[str, Path]:
     return {environments.relative(path, workspace): path for path in paths}
 
 
+def commit() -> str | None:
+    """This repository's commit; None outside a checkout."""
+    return _source()[0]
+
+
+def changed() -> bool:
+    """Whether this repository differs from its commit, or has none."""
+    found, dirty, files = _source()
+    return found is None or bool(dirty) or bool(files)
+
+
 def _source() -> tuple[str | None, bool | None, list[str]]:
     """This repository's commit, whether tracked files differ from it, and which; None outside a checkout."""
 
@@ -289,10 +300,10 @@ def _source() -> tuple[str | None, bool | None, list[str]]:
             return None
         return answer.stdout.strip() if answer.returncode == 0 else None
 
-    commit = git("rev-parse", "HEAD")
-    changed = git("status", "--porcelain", "--untracked-files=no")
+    head = git("rev-parse", "HEAD")
+    tracked = git("status", "--porcelain", "--untracked-files=no")
     untracked = git("status", "--porcelain", "--untracked-files=all", "--", *_COUNTS) or ""
-    if commit is None or changed is None:
-        return commit, None, []
-    lines = [*changed.splitlines(), *(line for line in untracked.splitlines() if line.startswith("??"))]
-    return commit, bool(changed), [line.strip() for line in lines[:_MOST_CHANGED]]
+    if head is None or tracked is None:
+        return head, None, []
+    lines = [*tracked.splitlines(), *(line for line in untracked.splitlines() if line.startswith("??"))]
+    return head, bool(tracked), [line.strip() for line in lines[:_MOST_CHANGED]]
