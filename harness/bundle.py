@@ -1,7 +1,7 @@
 """Bundles: all that a run needs in one file, for a host without a network.
 
-A bundle is a tar whose first member, bundle.json, lists every other with its size and SHA-256: the stacks' images and the
-bases below them, the wheelhouses, the inputs, the compiled kernels, the wheels of the harness itself, and the checkout.
+A bundle is a tar whose first member, bundle.json, lists every other with its size and SHA-256: the stacks' images and
+the bases below them, the wheelhouses, the inputs, the compiled kernels, the wheels of the harness, and the checkout.
 Nothing of it is used before its digest holds, and nothing that isn't listed is unpacked.
 """
 
@@ -100,8 +100,8 @@ def pack(
 ) -> Listing:
     """Write the bundle of these stacks to `target`; it appears whole or not at all.
 
-    Raises BadInput when the checkout differs from its commit and `dirty` doesn't allow it, BitmatrixError with the words
-    of what failed.
+    Raises BadInput when the checkout differs from its commit and `dirty` doesn't allow it, BitmatrixError with the
+    words of what failed.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(target.parent, "bundle") as work:
@@ -164,9 +164,9 @@ def _harness_wheels(work: Path) -> Iterator[Part]:
     ]
     constraints = ["--constraint", str(REPOSITORY / "constraints.txt")]
     wheels = work / "wheels"
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary", ":all:", "--dest", str(wheels)]
     logged(
-        [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary", ":all:", "--dest", str(wheels)]
-        + [*constraints, *wanted, "setuptools>=77"],
+        [*command, *constraints, *wanted, "setuptools>=77"],
         log=work / "pip.log",
         what="fetching the harness' own wheels",
     )
