@@ -1,7 +1,7 @@
 """The sessions: `nox -l` lists them, `nox -s matrix` does the whole thing.
 
 Each is one purpose and a call into `python -m harness`. Options after `--` go to it: --device, --isolation, --stack,
---mode, --case, --gpu, --fresh, --out, --cache. Needs what `pip install -e '.[nox]'` installs.
+--mode, --case, --gpu, --fresh, --strict, --bundle, --out, --cache. Needs what `pip install -e '.[nox]'` installs.
 """
 
 from __future__ import annotations
@@ -158,6 +158,31 @@ def inputs(session: nox.Session) -> None:
 def lock(session: nox.Session) -> None:
     """Resolve all locks of all devices again and show what changes. -- --device NAME, --stack NAME narrow it."""
     alone(session, "lock")
+
+
+@nox.session(default=False)
+def audit(session: nox.Session) -> None:
+    """Verify a run from its files alone: captures, records, report, locks, images. -- RUN (default out/latest)."""
+    alone(session, "audit")
+
+
+@nox.session(default=False)
+def bundle(session: nox.Session) -> None:
+    """Pack images, wheels, inputs, kernels and the checkout for a host without a network. -- --to FILE."""
+    alone(session, "bundle")
+
+
+@nox.session(default=False)
+def verify(session: nox.Session) -> None:
+    """Run the matrix and hold it against a baseline: -- BASELINE.json. Fails unless --grade (bits, verdicts) holds."""
+    alone(session, "verify")
+
+
+@nox.session(venv_backend="virtualenv", reuse_venv=True, default=False)
+def sbom(session: nox.Session) -> None:
+    """Write a bill of materials of each stack that was made here: CycloneDX, in out/sboms/. -- STACK for one."""
+    project(session, "sbom")
+    session.run("python", "-m", "harness", "sbom", *session.posargs)
 
 
 @nox.session(default=False)

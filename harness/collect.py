@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import capture, measure, page, render, report, rundir, verdict
+from harness import capture, finding, measure, page, provenance, render, report, rundir, verdict
 from harness.capture import Record
 from harness.cell.op import Op
 from harness.compare import Comparison, compare, identical
@@ -17,7 +17,17 @@ from harness.detail import explain
 from harness.errors import BitmatrixError
 from harness.files import locked, read_json, write_json, write_text
 from harness.preparation import load
-from harness.report import Case, CellDetails, CellResult, Details, Environment, PairDetail, Report, StackDetails
+from harness.report import (
+    Case,
+    CellDetails,
+    CellResult,
+    Details,
+    Environment,
+    Finding,
+    PairDetail,
+    Report,
+    StackDetails,
+)
 from harness.rundir import Run, RunCell
 from harness.tensors import TensorRef
 from harness.workspace import Workspace
@@ -65,9 +75,10 @@ def _checked(folder: Path, described: Run, cell: RunCell, op: Op) -> tuple[Recor
 class Comparisons:
     """Comparisons of tensors by the digests of their bytes; remembered between runs."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None) -> None:
+        """Those of a file; without one nothing is remembered."""
         self._path = path
-        self._known: dict[str, dict[str, Any]] = read_json(path) if path.is_file() else {}
+        self._known: dict[str, dict[str, Any]] = read_json(path) if path and path.is_file() else {}
         self._new: dict[str, dict[str, Any]] = {}
 
     def of(self, a: TensorRef, digest_a: str, b: TensorRef, digest_b: str) -> Comparison:
@@ -93,7 +104,7 @@ class Comparisons:
 
     def save(self) -> None:
         """Add what was found to the file."""
-        if self._new:
+        if self._new and self._path:
             with locked(self._path.with_suffix(".lock")):
                 known = read_json(self._path) if self._path.is_file() else {}
                 write_json(self._path, {**known, **self._new})
@@ -112,6 +123,7 @@ class Result:
     refused: bool
     """Whether a capture that was taken in isn't what its record says, or isn't this run's."""
     summary: list[str]
+    findings: list[Finding | str]
 
 
 def collect(folder: Path, workspace: Workspace) -> Result:
@@ -128,6 +140,7 @@ def collect(folder: Path, workspace: Workspace) -> Result:
     text = render.markdown(built)
     write_text(folder / "report.md", text)
     write_text(folder / "report.html", page.html(built))
+    provenance.write(folder)
     rundir.point_latest(workspace, folder)
     missing = [cell for cell in cells if cell.status != "done"]
     done = f"{len(cells) - len(missing)} of {len(cells)} cells done"
@@ -136,6 +149,7 @@ def collect(folder: Path, workspace: Workspace) -> Result:
         text=text,
         complete=not any(cell.cell.required for cell in missing),
         refused=any(cell.cell.status == "done" for cell in missing),
+        findings=built.bitmatrix.findings if built.bitmatrix else [],
         summary=[*summary, f"{done}; {folder / 'report.md'}, report.html and report.json beside it"],
     )
 
@@ -268,19 +282,6 @@ def _stack(described: Run, cells: list[Collected], name: str) -> StackDetails:
     )
 
 
-def _findings(described: Run, cells: list[Collected], stack: str) -> list[str]:
-    """Pinned packages that a stack's processes saw in another version, or not at all."""
-    installed = _facts(cells, stack).get("distributions")
-    environment = (described.stacks.get(stack) or {}).get("environment") or {}
-    if not isinstance(installed, dict):
-        return []
-    return [
-        f"stack {stack}: {name} is {installed.get(name, 'not installed')}, its lock pins {version}"
-        for name, version in environment.get("pinned", {}).items()
-        if installed.get(name) != version
-    ]
-
-
 # Details -------------------------------------------------------------------------------------------------------------
 
 
@@ -310,7 +311,7 @@ def _details(described: Run, op: Op, cells: list[Collected], comparisons: Compar
         inputs=described.inputs,
         inputs_pinned=described.inputs_pinned,
         library=described.library,
-        findings=[finding for name in described.stacks for finding in _findings(described, cells, name)],
+        findings=[*finding.of(described, {cell.cell.name: cell.record for cell in cells if cell.record})],
         commit=described.commit,
         dirty=described.dirty,
         pairs={cell.cell.name: _pairs(described, cell, cells, comparisons) for cell in cells if cell.record},

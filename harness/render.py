@@ -12,13 +12,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from harness import verdict
 from harness.grid import Columns, Grid, label, numeric
 from harness.measure import Accuracy, BatchInvariance, Measures, Repeatability, Taken
-from harness.report import Case, Comparison, Report
+from harness.report import Case, Comparison, Finding, Report
 
 _MOST = 300
 """Characters of a text that a table shows; the whole is in report.json."""
 
-_MOST_FINDINGS = 12
-"""Packages that aren't as pinned; in host isolation they can be hundreds."""
+_MOST_FINDINGS = 20
+"""In host isolation they can be hundreds."""
 
 EQUAL = "="
 INERT = "inert"
@@ -46,6 +46,7 @@ def markdown(report: Report) -> str:
         details=report.bitmatrix,
         columns=grid.columns.labels,
         sections=sections,
+        findings=_findings(report),
         most_findings=_MOST_FINDINGS,
         same=[group for group in active(grid, grid.classes.whole) if len(group) > 1],
         agreements=agreements(grid),
@@ -254,6 +255,14 @@ def absent(report: Report, reference: str, *, compared: bool) -> str | None:
     if cell.status != "done":
         return f"{cell.status.replace('_', ' ')}: {cell.reason or 'no reason is known'}"
     return "no other cell has a result"
+
+
+def _findings(report: Report) -> list[Finding]:
+    """The findings, those of a report from before there were severities as warnings."""
+    return [
+        found if isinstance(found, Finding) else Finding(severity="warning", about="stack", message=found)
+        for found in (report.bitmatrix.findings if report.bitmatrix else [])
+    ]
 
 
 # Which cells agree ---------------------------------------------------------------------------------------------------

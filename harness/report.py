@@ -42,6 +42,7 @@ _READING = "reading"
 """The validation context of `load`. Elsewhere every level is closed, so that a misspelt key can't be published."""
 
 Count = Annotated[int, Field(ge=0)]
+Severity = Literal["note", "warning", "error"]
 
 
 class _Published(BaseModel):
@@ -229,6 +230,17 @@ class StackDetails(_Own):
     distributions: dict[str, str]
 
 
+class Finding(_Own):
+    """One thing that isn't as pinned, or can't be shown to be; `harness.finding` says what the severities mean."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    severity: Severity
+    about: str
+    """A stack, a cell, or a part of the run."""
+    message: str
+
+
 class Classes(_Own):
     """Groups of cells that are equal in every bit; a cell that equals no other is a group of one."""
 
@@ -262,8 +274,8 @@ class Details(_Own):
     inputs_pinned: bool
     library: dict[str, str | list[str]] | None
     """The kernel library: its file name, digest, architecture, compiler and flags."""
-    findings: list[str] = []
-    """Where what ran isn't what was pinned."""
+    findings: list[Finding | str] = []
+    """Where what ran isn't what was pinned. A text is of a report from before there were severities."""
     commit: str | None
     dirty: bool | None
     pairs: dict[str, dict[str, dict[str, dict[str, PairDetail]]]] | None = None

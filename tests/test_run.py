@@ -15,13 +15,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from project import GOOD, OTHER, Project, in_run
 
-from harness import cli, engine
+from harness import cli, engine, lock
 from harness.workspace import REPOSITORY
 
 docker = pytest.mark.docker
@@ -531,13 +532,17 @@ def test_a_lock_that_does_not_match_its_requirements_runs_nothing(
 
 def test_a_version_other_than_the_locks_is_a_finding_in_host_isolation(tmp_path: Path) -> None:
     project = Project(tmp_path, {"good": GOOD})
-    lock = project.root / "images" / "locks" / "cpu" / "golden-x86_64-py3.11.txt"
-    lock.write_text(lock.read_text().replace("numpy==2.4.6", "numpy==2.4.5"))
-    project.cpu["stacks"]["golden"]["requirements"] = ["numpy==2.4.5", "safetensors==0.8.0"]  # type: ignore[index]
+    path = project.root / "images" / "locks" / "cpu" / "golden-x86_64-py3.11.txt"
+    other = ["numpy==2.4.5", "safetensors==0.8.0"]
+    pins = [replace(pin, version="2.4.5") if pin.name == "numpy" else pin for pin in lock.read(path).pins.values()]
+    lock.write(path, stack="golden", device="cpu", requirements=other, pins=pins)
+    project.cpu["stacks"]["golden"]["requirements"] = other  # type: ignore[index]
     project.write()
     assert run(project, isolation="host") == 0
-    assert report(project)["bitmatrix"]["findings"] == ["stack golden: numpy is 2.4.6, its lock pins 2.4.5"]
-    assert "Not as pinned: stack golden: numpy is 2.4.6" in (project.latest() / "report.md").read_text()
+    found = report(project)["bitmatrix"]["findings"]
+    message = "numpy is 2.4.6, its lock pins 2.4.5"
+    assert {"severity": "warning", "about": "golden", "message": message} in found
+    assert f"| warning | `golden` | {message} |" in (project.latest() / "report.md").read_text()
 
 
 DIES_WHILE_MEASURED = """
