@@ -119,7 +119,12 @@ def browser(folder: Path) -> Iterator[Page]:
     started = [sys.executable, "-c", _AT_3_AND_4, str(command_read), str(answer_write), *arguments]
     with (folder / "browser.log").open("wb") as log:
         process = subprocess.Popen(
-            started, pass_fds=(command_read, answer_write), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            started,
+            pass_fds=(command_read, answer_write),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "TMPDIR": str(folder)},
         )
     os.close(command_read)
     os.close(answer_write)
