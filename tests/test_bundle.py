@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
 
@@ -124,17 +124,22 @@ def test_a_bundle_cut_short_or_altered_is_refused_and_nothing_of_it_used(
         os.truncate(bad, file.stat().st_size * 2 // 3)
         return bad
 
-    for make, message in (
+    def no_tar() -> Path:
+        bad.write_text("no tar")
+        return bad
+
+    cases: list[tuple[Callable[[], Path], str]] = [
         (cut, "cut short"),
         (lambda: rewritten(file, bad, {wheel: flipped}), f"{wheel} was altered"),
         (lambda: rewritten(file, bad, {wheel: None}), f"cut short: {wheel} is missing"),
         (lambda: rewritten(file, bad, {}, {"../escaped": b"x"}), "'../escaped' isn't listed"),
         (lambda: rewritten(file, bad, {"bundle.json": listing[:-9]}), "bundle.json: "),
         (lambda: rewritten(file, bad, {"bundle.json": None}), "is no bundle"),
-        (lambda: bad.write_text("no tar") and bad, "is no bundle"),
-    ):
+        (no_tar, "is no bundle"),
+    ]
+    for make, message in cases:
         bad.unlink(missing_ok=True)
-        assert matrix(project, Path(str(make())), tmp_path) == 2, message
+        assert matrix(project, make(), tmp_path) == 2, message
         assert message in capsys.readouterr().err
         assert engine.find_image(gone) is None
         assert not list((tmp_path / "cache").glob("wheelhouses/*"))
