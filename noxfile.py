@@ -113,6 +113,7 @@ def register_run(stack: str, needs: list[str]) -> None:
     def run(session: nox.Session) -> None:
         contained(session, "run", stack)
 
+    # Also on GPUs: a cell waits until one is its own.
     run.__doc__ = f"Run every cell of stack {stack} that isn't done, each in a process of its own."
     nox.session(name=f"run-{stack}", tags=[stack, "runs"], requires=needs, allow_parallel=True, default=False)(run)
 
@@ -136,15 +137,15 @@ for name in dict.fromkeys(name for device in MATRIX.values() for name in running
 
 
 @nox.session(default=False)
-def plan(session: nox.Session) -> None:
-    """Print which cells would run, where and in which environment; runs nothing."""
-    alone(session, "plan")
+def doctor(session: nox.Session) -> None:
+    """Check what this host has and lacks for the matrix, each with its remedy; changes nothing."""
+    alone(session, "doctor")
 
 
 @nox.session(default=False)
-def doctor(session: nox.Session) -> None:
-    """Check this host: driver, GPUs, container toolkit, engine, disk and network; changes nothing."""
-    alone(session, "doctor")
+def plan(session: nox.Session) -> None:
+    """Print which cells would run, where and in which environment; runs nothing."""
+    alone(session, "plan")
 
 
 @nox.session(default=False)

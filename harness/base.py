@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from harness import engine
@@ -21,6 +22,7 @@ from harness.process import logged
 
 REPOSITORY = "bitmatrix/base"
 _PACKAGES = f"{engine.LABEL}.packages"
+_SCRIPTS = Path("/usr/share/debootstrap/scripts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +92,13 @@ def _root_filesystem(recipe: Debootstrap, cache: Path, log: Path) -> Iterator[Pa
             "keeps the image), give the base by digest in matrix.yaml (`image: name@sha256:...`), or choose "
             "--isolation venv"
         )
+    keyring = _keyring(recipe.suite)
+    if keyring and not keyring.is_file():
+        package = "ubuntu-keyring" if "ubuntu" in keyring.name else "debian-archive-keyring"
+        raise BitmatrixError(
+            f"the packages of {recipe.suite} can't be checked without {keyring}: `apt-get install {package}`, or give "
+            "the base by digest in matrix.yaml (`image: name@sha256:...`)"
+        )
     (cache / "bases").mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="base-", dir=cache / "bases"))
     try:
@@ -97,6 +106,7 @@ def _root_filesystem(recipe: Debootstrap, cache: Path, log: Path) -> Iterator[Pa
             [
                 "debootstrap",
                 "--variant=minbase",
+                "--force-check-gpg",
                 f"--components={','.join(recipe.components)}",
                 f"--include={','.join(recipe.packages)}",
                 recipe.suite,
@@ -112,6 +122,21 @@ def _root_filesystem(recipe: Debootstrap, cache: Path, log: Path) -> Iterator[Pa
         for mounted in ("proc", "sys"):
             subprocess.run(["umount", "--lazy", str(folder / "root" / mounted)], capture_output=True, check=False)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _keyring(suite: str) -> Path | None:
+    """The keyring that debootstrap's own script for the suite names; without it, debootstrap would check nothing.
+
+    Raises BitmatrixError when there is no such script.
+    """
+    script = _SCRIPTS / suite
+    if not script.is_file():
+        raise BitmatrixError(
+            f"this host's debootstrap doesn't know the suite {suite} ({script} is missing): install a newer one, "
+            "or give the base by digest in matrix.yaml (`image: name@sha256:...`)"
+        )
+    words = script.read_text(encoding="utf-8").split()
+    return next((Path(after) for word, after in pairwise(words) if word == "keyring"), None)
 
 
 def _package_versions(root: Path) -> list[str]:

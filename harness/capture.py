@@ -75,7 +75,7 @@ class Record(BaseModel):
     """Case -> its tensor file."""
     claims: dict[str, Any]
     gpu: dict[str, Any] | None = None
-    """The leased GPU, with its clocks and what held them down before and after; null on a CPU."""
+    """The leased GPU, its driver, and its state before and after the cell, as the host read them; None on a cpu."""
 
 
 class Claims(BaseModel):

@@ -7,6 +7,7 @@ Exit codes: 0, every required cell is done (or the step succeeded); 1, something
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import sys
@@ -34,12 +35,13 @@ from harness import (
     run,
     rundir,
     structure,
+    toolkit,
 )
 from harness import environment as environments
+from harness.device import Device
 from harness.environment import StackRecord
 from harness.errors import BadInput, BitmatrixError
 from harness.files import write_text
-from harness.gpu import Gpu
 from harness.matrix import DeviceName, Matrix
 from harness.plan import IsolationName, Plan, Selection
 from harness.progress import Progress
@@ -59,10 +61,14 @@ class Setup:
     isolation: IsolationName
     chosen_because: str
     plan: Plan
-    gpus: list[Gpu]
-    left_out: list[Gpu]
-    """GPUs of the host that this run doesn't use."""
     fresh: bool
+    gpus: tuple[str, ...]
+    """The GPUs asked for, by index or UUID."""
+
+    @functools.cached_property
+    def found(self) -> Device:
+        """This host's device, looked at when first asked for: an image can be made where there is no GPU."""
+        return device.find(self.device, self.gpus)
 
     @property
     def needed(self) -> list[str]:
@@ -105,12 +111,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     setup = _setup(options)
+    _can_run(setup)
     print(_describe(setup))
     return 0
 
 
 def _matrix(options: argparse.Namespace) -> int:
     setup = _setup(options, checked=True)
+    _can_run(setup)
     progress = Progress(len(setup.plan.cells))
     progress.say(_describe(setup))
     _sweep(setup, progress)
@@ -125,7 +133,7 @@ def _matrix(options: argparse.Namespace) -> int:
 
 
 def _inputs(options: argparse.Namespace) -> int:
-    setup = _setup(options, runs=False)
+    setup = _setup(options)
     op_folder = setup.workspace.kernels / setup.matrix.op
     op = preparation.load(op_folder)
     cases = tuple(setup.matrix.cases)
@@ -140,7 +148,7 @@ def _inputs(options: argparse.Namespace) -> int:
 
 
 def _kernels(options: argparse.Namespace) -> int:
-    setup = _setup(options, checked=True, runs=False)
+    setup = _setup(options, checked=True)
     progress = Progress(0)
     if setup.toolchain is None:
         print(f"op {setup.matrix.op} has no kernel library that a selected cell runs")
@@ -154,7 +162,7 @@ def _kernels(options: argparse.Namespace) -> int:
 
 
 def _image(options: argparse.Namespace) -> int:
-    setup = _setup(options, checked=True, runs=False)
+    setup = _setup(options, checked=True)
     progress = Progress(0)
     names = _known(setup.matrix, setup.device, options.names) or setup.needed
     if setup.plan.narrowed:
@@ -165,6 +173,7 @@ def _image(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     setup = _setup(options)
+    _can_run(setup)
     asked = _known(setup.matrix, setup.device, options.names)
     names = [name for name in setup.plan.stacks() if name in asked or not asked]
     progress = Progress(sum(cell.stack in names for cell in setup.plan.cells))
@@ -217,6 +226,18 @@ def _base(options: argparse.Namespace) -> int:
     return 0
 
 
+def _doctor(options: argparse.Namespace) -> int:
+    workspace = _workspace(options)
+    declared = matrix.load(workspace.matrix, workspace.kernels)
+    device_name = cast(DeviceName, options.device or device.default())
+    chosen, _ = isolation.choose(cast("IsolationName | None", options.isolation))
+    failed = False
+    for check in doctor.examine(workspace, declared, device_name, chosen, tuple(options.gpu)):
+        print(check.line(), flush=True)
+        failed |= check.level == "fail"
+    return 1 if failed else 0
+
+
 def _show(options: argparse.Namespace) -> int:
     print(render.markdown(report.load(options.file)), end="")
     return 0
@@ -229,16 +250,6 @@ def _structure(options: argparse.Namespace) -> int:
     parted = sum(difference.kind != "extra" for difference in found)
     print(f"{options.found}: {parted} part(s) of {options.wanted} missing or unlike, {len(found) - parted} extra")
     return 1 if parted else 0
-
-
-def _doctor(options: argparse.Namespace) -> int:
-    workspace = _workspace(options)
-    device_name = cast(DeviceName, options.device or device.default())
-    healthy = True
-    for check in doctor.checks(workspace, device_name):
-        print(check, flush=True)
-        healthy = healthy and check.verdict != "fail"
-    return 0 if healthy else 1
 
 
 def _schema(options: argparse.Namespace) -> int:
@@ -272,23 +283,17 @@ def _workspace(options: argparse.Namespace) -> Workspace:
     )
 
 
-def _setup(options: argparse.Namespace, *, checked: bool = False, runs: bool = True) -> Setup:
-    """Read the matrix and resolve the options; `checked` also holds the locks against it and wants the engine.
-
-    What doesn't run cells (`runs` false) needs no GPU: an image can be made before there is one.
-    """
+def _setup(options: argparse.Namespace, *, checked: bool = False) -> Setup:
+    """Read the matrix and resolve the options; `checked` also holds the locks against it and wants the engine."""
     workspace = _workspace(options)
     declared = matrix.load(workspace.matrix, workspace.kernels)
     device_name = cast(DeviceName, options.device or device.default())
     selection = Selection(stacks=tuple(options.stack), modes=tuple(options.mode), cases=tuple(options.case))
     planned = plan.make(declared, device_name, selection)
     chosen, because = isolation.choose(cast("IsolationName | None", options.isolation))
-    gpus, left_out = device.gpus_for(device_name, options.gpu) if runs else ([], [])
     if checked:
         environments.check_locks(workspace, declared, device_name)
         environments.docker_needed(chosen)
-        if gpus and chosen == "docker":
-            engine.gpu_support_needed()
     return Setup(
         workspace=workspace,
         matrix=declared,
@@ -296,9 +301,8 @@ def _setup(options: argparse.Namespace, *, checked: bool = False, runs: bool = T
         isolation=chosen,
         chosen_because=because,
         plan=planned,
-        gpus=gpus,
-        left_out=left_out,
         fresh=options.fresh,
+        gpus=tuple(options.gpu),
     )
 
 
@@ -313,11 +317,10 @@ def _known(declared: Matrix, device_name: DeviceName, names: list[str]) -> list[
 
 def _describe(setup: Setup) -> str:
     """The plan, printed before work starts."""
-    facts = device.describe(setup.device, setup.gpus)
-    where = f"device {setup.device} ({facts.model}), isolation {setup.isolation} ({setup.chosen_because})"
+    where = f"device {setup.device} ({setup.found.facts.model}), isolation {setup.isolation} ({setup.chosen_because})"
     lines = [f"{where}, op {setup.plan.op}, cases {', '.join(map(str, setup.plan.cases))}"]
-    lines += [f"GPU {gpu.index}: {gpu.name}, {gpu.uuid}, driver {gpu.driver}" for gpu in setup.gpus]
-    lines += [f"GPU {gpu.index}: {gpu.name}, {gpu.uuid}, is left out" for gpu in setup.left_out]
+    lines += [f"  on {gpu.label}" for gpu in setup.found.gpus]
+    lines += [f"  left out: {reason}" for reason in setup.found.left_out]
     if setup.plan.narrowed:
         lines.append(f"narrowed by {' '.join(setup.plan.narrowed)}: not comparable with the full order")
     width = max(len(cell.name) for cell in setup.plan.cells)
@@ -325,6 +328,12 @@ def _describe(setup: Setup) -> str:
         declared = " ".join(f"{name}={value}" for name, value in _mode_environment(setup, cell.mode).items())
         lines.append(f"  {cell.name:{width}}  stack {cell.stack}  {declared}".rstrip())
     return "\n".join(lines)
+
+
+def _can_run(setup: Setup) -> None:
+    """Raise BadInput, before any work, when no cell could be given the device that is asked for."""
+    if setup.found.gpus and setup.isolation == "docker" and engine.answers():
+        toolkit.needed()
 
 
 def _mode_environment(setup: Setup, mode: str | None) -> dict[str, str]:
@@ -362,7 +371,7 @@ def _compile(setup: Setup, progress: Progress) -> library.Library | None:
 
 
 def _prepared(setup: Setup) -> preparation.Preparation:
-    return preparation.prepare(setup.workspace, setup.matrix, setup.plan, setup.isolation, setup.gpus)
+    return preparation.prepare(setup.workspace, setup.matrix, setup.plan, setup.isolation, setup.found)
 
 
 def _report(folder: Path, workspace: Workspace, progress: Progress) -> int:
@@ -394,7 +403,7 @@ def _parser() -> argparse.ArgumentParser:
         "--case", action="append", default=[], type=int, metavar="T", help="only this case (repeatable)"
     )
     narrowing.add_argument(
-        "--gpu", action="append", default=[], metavar="UUID", help="only this GPU, by UUID or index (repeatable)"
+        "--gpu", action="append", default=[], metavar="GPU", help="only this GPU, by index or UUID (repeatable)"
     )
     narrowing.add_argument("--fresh", action="store_true", help="run cells again that are done already")
 
@@ -411,6 +420,7 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     add("matrix", _matrix, "all of it: images, inputs, kernel, every cell, the comparison and its table", narrowing)
+    add("doctor", _doctor, "check what this host has and lacks, each with its remedy; changes nothing", narrowing)
     add("plan", _plan, "print which cells would run, where and how", narrowing)
     add("inputs", _inputs, "make the inputs and hold them against the pinned digests", narrowing).add_argument(
         "--pin", action="store_true", help="write the digests into the op's folder"
@@ -429,9 +439,6 @@ def _parser() -> argparse.ArgumentParser:
     add("base", _base, "make or pull the bases that this device's stacks start from", common).add_argument(
         "names", nargs="*", metavar="BASE"
     )
-    add(
-        "doctor", _doctor, "check this host: driver, GPUs, engine, disk, network; changes nothing", common
-    ).add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where an NVIDIA driver answers")
     add("show", _show, "print a report as Markdown", common).add_argument("file", type=Path, metavar="REPORT.json")
     structured = add("structure", _structure, "whether a report has another's keys, order and cells", common)
     structured.add_argument("wanted", type=Path, metavar="WANTED.json")

@@ -10,13 +10,17 @@ from pathlib import Path
 
 from harness import gpu
 from harness.errors import BadInput
-from harness.gpu import Gpu
+from harness.gpu import Choice, Driver, Gpu
 from harness.matrix import DeviceName
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFacts:
-    """Model and driver, as texts. `features` is a hash of the CPU's flags: another set, other code paths."""
+    """Model and driver, each as text; a GPU's UUID is no part of it.
+
+    `features` is a hash of a CPU's flags: another set, other code paths. `multiprocessors`, `mig` and `ecc` are a
+    GPU's: "132", "on" or "off"; None where the driver doesn't say.
+    """
 
     kind: DeviceName
     architecture: str
@@ -24,10 +28,19 @@ class DeviceFacts:
     features: str | None
     driver: str | None
     capability: str | None = None
-    """A GPU's compute capability, e.g. "9.0"; so `cores`, `mig` and `ecc` are a GPU's alone."""
-    cores: str | None = None
+    multiprocessors: str | None = None
     mig: str | None = None
     ecc: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """A run's device. On a GPU host also the driver, the like GPUs to run on, and those left out, each with why."""
+
+    facts: DeviceFacts
+    driver: Driver | None = None
+    gpus: tuple[Gpu, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 def default() -> DeviceName:
@@ -35,42 +48,44 @@ def default() -> DeviceName:
     return "cuda" if Path("/proc/driver/nvidia/version").exists() else "cpu"
 
 
-def describe(kind: DeviceName, gpus: Sequence[Gpu] = ()) -> DeviceFacts:
-    """This host's device: its CPU, or the kind that `gpus` share."""
+def find(kind: DeviceName, asked: Sequence[str] = ()) -> Device:
+    """This host's device; `asked` names GPUs by index or UUID.
+
+    Raises BadInput when cuda is wanted and no driver answers or no GPU is left, or a GPU is asked for on a cpu.
+    """
     if kind == "cpu":
-        model, flags = _cpu()
-        features = hashlib.sha256(" ".join(sorted(flags)).encode()).hexdigest()[:16]
-        return DeviceFacts(kind=kind, architecture=platform.machine(), model=model, features=features, driver=None)
-    one = gpus[0]
+        if asked:
+            raise BadInput(f"--gpu {asked[0]}: the device is cpu; say --device cuda too")
+        return Device(facts=_cpu_facts())
+    try:
+        driver, choice = gpu.driver(), gpu.choose(asked)
+    except gpu.NoDriver as error:
+        raise BadInput(
+            f"--device cuda: {error}; install the driver (`nvidia-smi` must work) or use --device cpu"
+        ) from error
+    return Device(facts=_gpu_facts(driver, choice), driver=driver, gpus=choice.gpus, left_out=choice.left_out)
+
+
+def _gpu_facts(driver: Driver, choice: Choice) -> DeviceFacts:
+    one = choice.gpus[0]
+    switches = {True: "on", False: "off", None: None}
     return DeviceFacts(
-        kind=kind,
+        kind="cuda",
         architecture=platform.machine(),
         model=one.name,
         features=None,
-        driver=one.driver,
+        driver=driver.version,
         capability=one.capability,
-        cores=None if one.cores is None else str(one.cores),
-        mig=_switch(one.mig),
-        ecc=_switch(one.ecc),
+        multiprocessors=None if one.multiprocessors is None else str(one.multiprocessors),
+        mig=switches[one.mig],
+        ecc=switches[one.ecc],
     )
 
 
-def gpus_for(kind: DeviceName, wanted: Sequence[str]) -> tuple[list[Gpu], list[Gpu]]:
-    """The GPUs to run on and those left out; none for a CPU. Raises BadInput when none answers for cuda."""
-    if kind == "cpu":
-        if wanted:
-            raise BadInput("--gpu chooses among GPUs, and this run is on the CPU: add --device cuda")
-        return [], []
-    try:
-        return gpu.chosen(wanted)
-    except gpu.NoDriver as error:
-        raise BadInput(
-            f"--device cuda: {error}; install NVIDIA's driver (`nvidia-smi` then lists the GPUs) or use --device cpu"
-        ) from error
-
-
-def _switch(value: bool | None) -> str | None:  # noqa: FBT001
-    return None if value is None else "on" if value else "off"
+def _cpu_facts() -> DeviceFacts:
+    model, flags = _cpu()
+    features = hashlib.sha256(" ".join(sorted(flags)).encode()).hexdigest()[:16]
+    return DeviceFacts(kind="cpu", architecture=platform.machine(), model=model, features=features, driver=None)
 
 
 def _cpu() -> tuple[str, list[str]]:

@@ -1,198 +1,265 @@
-"""The doctor: whether this host can run a device's matrix, a line a check, each with its remedy. It changes nothing."""
+"""The doctor: what this host has and lacks for a device, a line each, with what to do about it. It changes nothing."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import platform
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
-from harness import engine, gpu, pipsite
-from harness.engine import EngineError
-from harness.matrix import DeviceName
+from harness import base, device, engine, gpu, lease, library, pipsite, toolkit
+from harness.errors import BadInput
+from harness.gpu import Gpu
+from harness.matrix import DeviceName, Matrix
+from harness.plan import IsolationName
 from harness.workspace import Workspace
 
-Verdict = Literal["ok", "warn", "fail"]
+Level = Literal["ok", "warn", "fail"]
 
-_LEAST_FREE_GIB = {"cpu": 8, "cuda": 80}
-"""What bases, wheelhouses, images and one run may take, roughly: a warning, not a limit."""
+_IMAGES_GIB = {"cpu": 10, "cuda": 80}
+"""Room for a device's images, wheels and results: an estimate, generous."""
 
-_EARLIEST = time.mktime((2026, 1, 1, 0, 0, 0, 0, 0, 0))
+_INDEX_SECONDS = 60
+_OLDEST = datetime(2026, 1, 1, tzinfo=UTC)
+"""Before this a clock is wrong, and the certificates of package indexes aren't valid yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One line: what was looked at, what it is, and what to do about it."""
+    """One finding. `fail` is for what the device can't do without."""
 
-    verdict: Verdict
-    subject: str
-    finding: str
+    level: Level
+    what: str
+    text: str
     remedy: str | None = None
 
-    def __str__(self) -> str:
-        return f"{self.verdict:4}  {self.subject}: {self.finding}{f'. {self.remedy}' if self.remedy else ''}"
+    def line(self) -> str:
+        """As it is printed."""
+        return f"{self.level:4}  {self.what}: {self.text}" + (f"\n      {self.remedy}" if self.remedy else "")
 
 
-def checks(workspace: Workspace, device: DeviceName) -> Iterator[Check]:
-    """Every check of the device, in the order in which a run needs things."""
-    yield Check(verdict="ok", subject="Python", finding=f"{sys.version.split()[0]} ({sys.executable})")
-    yield _clock()
-    if device == "cuda":
-        yield from _gpus()
-    yield from _engine(device)
+def examine(
+    workspace: Workspace, matrix: Matrix, kind: DeviceName, isolation: IsolationName, asked: tuple[str, ...]
+) -> Iterator[Check]:
+    """Every check, as it is made: the slow ones ask the package index and the engine."""
     yield from _tools()
-    for name, folder in (("results", workspace.out), ("cache", workspace.cache)):
-        yield _disk(name, folder, device)
-    yield _index()
-
-
-def _clock() -> Check:
-    now = time.time()
-    if now < _EARLIEST:
-        return Check(
-            verdict="fail",
-            subject="clock",
-            finding=f"it is {time.strftime('%Y-%m-%d')} here",
-            remedy="Set it: certificates and the order of runs depend on it",
-        )
-    return Check(verdict="ok", subject="clock", finding=time.strftime("%Y-%m-%d %H:%M:%S %Z"))
-
-
-def _gpus() -> Iterator[Check]:
-    try:
-        taken, left_out = gpu.chosen()
-    except gpu.NoDriver as error:
-        yield Check(
-            verdict="fail", subject="driver", finding=str(error), remedy="Install NVIDIA's driver, 580 or newer"
-        )
-        return
-    yield Check(verdict="ok", subject="driver", finding=f"{taken[0].driver}, runs CUDA up to {taken[0].cuda}")
-    for one in taken:
-        yield from _one_gpu(one)
-    for one in left_out:
-        yield Check(
-            verdict="warn",
-            subject=f"GPU {one.index}",
-            finding=f"{one.name} is left out: unlike the others, or not in CUDA_VISIBLE_DEVICES",
-            remedy="--gpu chooses",
-        )
-    yield _leases()
-    yield from _fabric(len(taken))
-
-
-def _one_gpu(one: gpu.Gpu) -> Iterator[Check]:
-    known = {True: "on", False: "off", None: "unknown"}
-    facts = f"{one.name}, {one.uuid}, capability {one.capability}, MIG {known[one.mig]}, ECC {known[one.ecc]}"
-    yield Check(verdict="ok", subject=f"GPU {one.index}", finding=facts)
-    busy = gpu.processes(one.uuid)
-    if busy:
-        yield Check(
-            verdict="warn",
-            subject=f"GPU {one.index}",
-            finding=f"busy with process {', '.join(map(str, busy))}",
-            remedy="Bits are unaffected, latency is not",
-        )
-    held = [reason for reason in gpu.state(one.uuid).get("held_down_by") or [] if reason != "idle"]
-    if held:
-        yield Check(
-            verdict="warn",
-            subject=f"GPU {one.index}",
-            finding=f"its clocks are held down: {', '.join(held)}",
-            remedy="Bits are unaffected, latency is not",
-        )
-
-
-def _leases() -> Check:
-    folder = gpu.lock_folder()
-    if folder == gpu.LOCKS:
-        return Check(verdict="ok", subject="leases", finding=f"under {folder}, shared by all users")
-    return Check(
-        verdict="warn",
-        subject="leases",
-        finding=f"{gpu.LOCKS} can't be written, so they lie under {folder}",
-        remedy="Users with another TMPDIR could share a GPU with this one",
-    )
-
-
-def _fabric(count: int) -> Iterator[Check]:
-    """NVSwitch hosts need the fabric manager before any CUDA program starts."""
-    if count < 2 or not any(Path("/dev").glob("nvidia-nvswitch*")):
-        return
-    running = subprocess.run(["pgrep", "-f", "nv-fabricmanager"], capture_output=True, check=False).returncode == 0
-    if running:
-        yield Check(verdict="ok", subject="fabric manager", finding="runs")
-    else:
-        yield Check(
-            verdict="fail",
-            subject="fabric manager",
-            finding="this host has NVSwitches and no nv-fabricmanager runs",
-            remedy="`systemctl start nvidia-fabricmanager`; CUDA doesn't initialise without it",
-        )
-
-
-def _engine(device: DeviceName) -> Iterator[Check]:
-    try:
-        version = str(engine.client().version().get("Version", "unknown"))
-    except EngineError as error:
-        yield Check(verdict="warn", subject="Docker engine", finding=str(error))
-        return
-    yield Check(verdict="ok", subject="Docker engine", finding=version)
-    if device == "cuda":
-        support = engine.gpu_support()
-        if support:
-            yield Check(verdict="ok", subject="container toolkit", finding=support)
-        else:
-            yield Check(
-                verdict="fail",
-                subject="container toolkit",
-                finding="the engine can't give a container a GPU",
-                remedy="Install nvidia-container-toolkit, `nvidia-ctk runtime configure --runtime=docker`, restart "
-                "docker; or choose --isolation venv",
-            )
+    if kind == "cuda":
+        yield from _gpus(asked)
+        yield _leases()
+    yield from _isolation(matrix, kind, isolation)
+    yield from _disks(workspace, kind, isolation)
+    if isolation != "host":
+        yield _index()
+    yield from _compiler(workspace, matrix, kind)
+    yield _clock()
 
 
 def _tools() -> Iterator[Check]:
-    for program, purpose in (("git", "sources at a commit"), ("debootstrap", "bases from a distribution's packages")):
-        found = shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
-        yield Check(
-            verdict="ok" if found else "warn",
-            subject=program,
-            finding=found or f"not installed; it is for {purpose}",
-            remedy=None if found else f"`apt-get install {program}`",
-        )
-
-
-def _disk(name: str, folder: Path, device: DeviceName) -> Check:
-    place = folder
-    while not place.exists():
-        place = place.parent
-    free, wanted = shutil.disk_usage(place).free >> 30, _LEAST_FREE_GIB[device]
-    if not os.access(place, os.W_OK):
-        return Check(verdict="fail", subject=name, finding=f"{folder} can't be written", remedy="Choose another place")
-    return Check(
-        verdict="ok" if free >= wanted else "warn",
-        subject=name,
-        finding=f"{free} GiB free for {folder}",
-        remedy=None if free >= wanted else f"The whole {device} matrix may need {wanted} GiB",
+    new = sys.version_info >= (3, 11)
+    yield Check(
+        level="ok" if new else "fail",
+        what="Python",
+        text=platform.python_version(),
+        remedy=None if new else "3.11 or newer is needed",
+    )
+    has_nox = importlib.util.find_spec("nox") is not None
+    yield Check(
+        level="ok" if has_nox else "warn",
+        what="nox",
+        text="installed" if has_nox else "not installed; `python -m harness matrix` does without",
+        remedy=None if has_nox else f"{sys.executable} -m pip install -c constraints.txt -e '.[nox]'",
+    )
+    git = shutil.which("git")
+    yield Check(
+        level="ok" if git else "warn",
+        what="git",
+        text=git or "not installed: reports can't name this repository's commit",
+        remedy=None if git else "apt-get install git",
     )
 
 
+def _gpus(asked: tuple[str, ...]) -> Iterator[Check]:
+    try:
+        found = device.find("cuda", asked)
+    except BadInput as error:
+        yield Check(level="fail", what="driver", text=str(error))
+        return
+    assert found.driver is not None
+    lacks = gpu.driver_lacks("13.0", found.driver.version)
+    yield Check(
+        level="warn" if lacks else "ok",
+        what="driver",
+        text=f"{found.driver.version}, CUDA {found.driver.cuda}",
+        remedy=f"stacks of CUDA 13 are unavailable: {lacks}" if lacks else None,
+    )
+    for one in found.gpus:
+        yield from _gpu(one)
+    for reason in found.left_out:
+        yield Check(level="warn", what="left out", text=reason)
+
+
+def _gpu(one: Gpu) -> Iterator[Check]:
+    now = gpu.state(one)
+    switches = {True: "on", False: "off", None: "unknown"}
+    text = (
+        f"capability {one.capability}, {one.multiprocessors} multiprocessors, MIG {switches[one.mig]}, "
+        f"ECC {switches[one.ecc]}, clocks {now.sm_mhz}/{now.sm_max_mhz} MHz (SM), "
+        f"{now.memory_mhz}/{now.memory_max_mhz} MHz (memory)"
+    )
+    yield Check(level="ok", what=one.label, text=text)
+    if now.throttle:
+        yield Check(
+            level="warn",
+            what=one.label,
+            text=f"clocks are held down: {', '.join(now.throttle)}",
+            remedy="times suffer, bits don't: see power limit, cooling and set clocks (`nvidia-smi -q -d PERFORMANCE`)",
+        )
+    if now.processes:
+        pids = ", ".join(str(process["pid"]) for process in now.processes)
+        yield Check(
+            level="warn",
+            what=one.label,
+            text=f"busy with process {pids}",
+            remedy="times suffer, bits don't: end it, or choose another with --gpu",
+        )
+    state = gpu.fabric(one)
+    if state in ("not started", "in progress"):
+        yield Check(
+            level="fail",
+            what=one.label,
+            text=f"its NVSwitch fabric is {state}: CUDA can't start",
+            remedy="systemctl start nvidia-fabricmanager, of the driver's exact version; then look again",
+        )
+    elif state == "ready":
+        yield Check(level="ok", what=one.label, text="its NVSwitch fabric is ready")
+
+
+def _leases() -> Check:
+    folder, warning = lease.place()
+    return Check(level="warn" if warning else "ok", what="GPU leases", text=warning or f"in {folder}")
+
+
+def _isolation(matrix: Matrix, kind: DeviceName, isolation: IsolationName) -> Iterator[Check]:
+    if isolation == "docker":
+        yield from _engine(matrix, kind)
+        return
+    yield Check(level="ok", what="isolation", text=isolation)
+    if isolation == "venv":
+        bases = {stack.base for stack in matrix.device(kind).stacks.values() if stack.base}
+        for version in sorted({matrix.bases[name].python for name in bases}):
+            own = version == f"{sys.version_info[0]}.{sys.version_info[1]}"
+            has = own or shutil.which(f"python{version}")
+            yield Check(
+                level="ok" if has else "fail",
+                what=f"Python {version} of the locks",
+                text="on this host" if has else f"no python{version} on the PATH",
+                remedy=None if has else "install it, or use --isolation docker",
+            )
+
+
+def _engine(matrix: Matrix, kind: DeviceName) -> Iterator[Check]:
+    try:
+        told = engine.client().version()
+        how = toolkit.way() if kind == "cuda" else None
+    except (engine.EngineError, *engine.FAULTS) as error:
+        yield Check(level="fail", what="engine", text=str(error))
+        return
+    yield Check(level="ok", what="engine", text=f"{told.get('Version')}, API {told.get('ApiVersion')}")
+    if kind == "cuda":
+        yield Check(
+            level="ok" if how else "fail",
+            what="container toolkit",
+            text=f"GPUs are handed out by {how}" if how else toolkit.MISSING.replace("\n", "\n      "),
+        )
+    yield from _bases(matrix, kind)
+
+
+def _bases(matrix: Matrix, kind: DeviceName) -> Iterator[Check]:
+    for name in sorted({stack.base for stack in matrix.device(kind).stacks.values() if stack.base}):
+        declared = matrix.bases[name]
+        if declared.debootstrap is None:
+            continue
+        made = any(f"{base.REPOSITORY}:{name}-" in tag for image in engine.client().images.list() for tag in image.tags)
+        able = os.geteuid() == 0 and shutil.which("debootstrap") is not None
+        yield Check(
+            level="ok" if made or able else "fail",
+            what=f"base {name}",
+            text="the engine has one" if made else "can be made here" if able else "isn't made, and can't be made so",
+            remedy=None
+            if made or able
+            else f"apt-get install debootstrap, then once: sudo {sys.executable} -m harness base {name}",
+        )
+
+
+def _disks(workspace: Workspace, kind: DeviceName, isolation: IsolationName) -> Iterator[Check]:
+    places = {"results": workspace.out, "cache": workspace.cache}
+    if isolation == "docker" and engine.answers():
+        places["images"] = Path(str(engine.client().info().get("DockerRootDir", "")))
+    for what, place in places.items():
+        there = next(path for path in (place, *place.absolute().parents) if path.exists())
+        free = shutil.disk_usage(there).free / (1 << 30)
+        wanted = _IMAGES_GIB[kind] if what == "images" or (what == "cache" and isolation == "venv") else 5
+        yield Check(
+            level="ok" if free >= wanted else "warn",
+            what=f"disk for {what}",
+            text=f"{free:.0f} GiB free at {there}; about {wanted} GiB may be needed",
+            remedy=None if free >= wanted else "make room: `nox -s clean -- --images`, or --out and --cache elsewhere",
+        )
+
+
 def _index() -> Check:
-    """Whether pip, as this site sets it up, reaches an index: it names the releases when asked for one that isn't."""
-    where = urlsplit(pipsite.find().settings.get("index-url", "https://pypi.org/simple")).hostname or "a local index"
-    ask = [sys.executable, "-m", "pip", "download", "--no-deps", "--retries=0", "--timeout=10", "--dest", os.devnull]
-    answer = subprocess.run([*ask, "packaging==0"], capture_output=True, text=True, check=False).stderr
-    if "from versions: " in answer and "from versions: none" not in answer:
-        return Check(verdict="ok", subject="package index", finding=f"{where} answers")
+    """Ask for one small package's versions, as the fetch step would: with the site's own settings."""
+    site = pipsite.find()
+    where = site.settings.get("index-url", "pip's default index")
+    resolving = ["install", "--quiet", "--dry-run", "--ignore-installed", "--no-deps", "--retries", "0", "safetensors"]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", *resolving, "--disable-pip-version-check"],
+            capture_output=True,
+            text=True,
+            timeout=_INDEX_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Check(level="warn", what="package index", text=f"no answer within {_INDEX_SECONDS} s", remedy=_OFFLINE)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
+        return Check(level="warn", what="package index", text=last[:200], remedy=_OFFLINE)
+    plain = where.rpartition("@")[2] if "@" in where else where  # never a password
+    return Check(level="ok", what="package index", text=f"answers ({plain})")
+
+
+_OFFLINE = "stacks that are made already still run; new ones need pip's index-url, proxy and cert settings to be right"
+
+
+def _compiler(workspace: Workspace, matrix: Matrix, kind: DeviceName) -> Iterator[Check]:
+    if kind != "cuda" or matrix.device(kind).toolchain is not None:
+        return
+    source = library.source_folder(workspace.kernels / matrix.op)
+    if source is None or not list(source.glob("*.cu")):
+        return
+    nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    yield Check(
+        level="ok" if nvcc else "warn",
+        what="nvcc",
+        text=nvcc or "not installed: the kernel can't be compiled on this host",
+        remedy=None if nvcc else "install the CUDA toolkit of the driver's CUDA version",
+    )
+
+
+def _clock() -> Check:
+    now = datetime.now(UTC)
+    sane = now >= _OLDEST
     return Check(
-        verdict="warn",
-        subject="package index",
-        finding=f"{where} doesn't answer",
-        remedy="Stacks that aren't in the cache can't be fetched; see `pip config list` and the proxy variables",
+        level="ok" if sane else "warn",
+        what="clock",
+        text=now.isoformat(timespec="seconds"),
+        remedy=None if sane else "set it: certificates of package indexes seem not to be valid yet",
     )

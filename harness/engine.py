@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import shutil
 import socket
 import threading
 import uuid
@@ -20,7 +19,7 @@ from docker.errors import APIError, DockerException, NotFound
 from docker.models.containers import Container
 from requests.exceptions import RequestException
 
-from harness.errors import BadInput, BitmatrixError
+from harness.errors import BitmatrixError
 
 LABEL = "io.bitmatrix"
 """Marks every container and image made here; its sub-labels say for which run, stack or lock."""
@@ -120,30 +119,6 @@ class Ending:
 
     exit_code: int | None
     out_of_memory: bool = False
-
-
-def gpu_support_needed() -> None:
-    """Raise BadInput unless the engine can hand a GPU to a container: NVIDIA's runtime or hook, or CDI."""
-    if gpu_support() is None:
-        raise BadInput(
-            "the Docker engine can't give a container a GPU: the NVIDIA Container Toolkit is missing. Install it "
-            "(`apt-get install nvidia-container-toolkit` from NVIDIA's repository, then `nvidia-ctk runtime configure "
-            "--runtime=docker` and `systemctl restart docker`), or choose --isolation venv"
-        )
-
-
-def gpu_support() -> str | None:
-    """How the engine hands GPUs to containers, in words; None when it can't."""
-    with explained("asking the engine for its runtimes"):
-        info = client().info()
-    if "nvidia" in (info.get("Runtimes") or {}):
-        return "NVIDIA runtime"
-    if shutil.which("nvidia-container-runtime-hook"):
-        return "NVIDIA hook"
-    folders = [Path(folder) for folder in info.get("CDISpecDirs") or []]
-    if any(path for folder in folders for path in folder.glob("nvidia*")):
-        return "CDI"
-    return None
 
 
 def confined() -> dict[str, Any]:

@@ -7,10 +7,8 @@ can name what a capture ran in without an engine.
 from __future__ import annotations
 
 import platform
-import re
 import sys
 import traceback
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -70,15 +68,6 @@ def lock_of(workspace: Workspace, matrix: Matrix, device: DeviceName, stack: str
 def build_lock_of(workspace: Workspace, matrix: Matrix, device: DeviceName, stack: str) -> Path:
     """Where the lock of a stack's build tools lies."""
     return lock.build_path_of(lock_of(workspace, matrix, device, stack))
-
-
-def cuda_of(pinned: Mapping[str, str]) -> str | None:
-    """The CUDA version ("13.0") that a lock's packages are built for, by its runtime library or torch's own suffix."""
-    for name, version in pinned.items():
-        if re.fullmatch(r"nvidia-cuda-runtime(-cu\d+)?", name):
-            return ".".join(version.split(".")[:2])
-    suffix = re.search(r"\+cu(\d+)(\d)$", pinned.get("torch", ""))
-    return f"{suffix[1]}.{suffix[2]}" if suffix else None
 
 
 def check_locks(workspace: Workspace, matrix: Matrix, device: DeviceName) -> None:

@@ -1,258 +1,380 @@
-"""GPUs, through NVIDIA's management library: which there are, what state they are in, and one lease each.
+"""The host's GPUs, as NVIDIA's management library (NVML) describes them: facts, state, and which are considered.
 
-A lease is a file lock by the GPU's UUID, so that no two cells of this host share a GPU, whoever started them.
+NVML counts GPUs as nvidia-smi does, by PCI bus; an index here is that one. Where MIG is on, a GPU's instances stand in
+its place, since no process can use the whole.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import functools
 import os
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pynvml
 
-from harness.errors import BadInput, BitmatrixError
+from harness.errors import BadInput, Unavailable
 
-LOCKS = Path("/run/lock")
-"""Where every user of the host finds the same locks."""
+Fabric = str
+"""`absent` (no NVSwitch), `not started`, `in progress` or `ready`."""
 
-_POLL_SECONDS = 0.2
-_MOST_MIG = 16
+_MINIMUM_DRIVER = {11: 450, 12: 525, 13: 580}
+"""CUDA major -> the least driver branch that runs its programs (CUDA Compatibility, minor version compatibility)."""
 
-_MINIMUM_DRIVERS = {11: "450", 12: "525", 13: "580"}
-"""CUDA's major version -> the first driver branch that runs it (CUDA release notes, minor version compatibility)."""
+_CORES = {(6, 0): 64, (6, 1): 128, (6, 2): 128, (7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64}
+"""FP32 cores a multiprocessor, by compute capability (CUDA C++ Programming Guide); 128 in every newer one."""
 
 _REASONS = {
-    "GpuIdle": "idle",
-    "ApplicationsClocksSetting": "application clocks set",
-    "SwPowerCap": "power cap",
-    "HwSlowdown": "hardware slowdown",
-    "SyncBoost": "sync boost",
-    "SwThermalSlowdown": "thermal slowdown (software)",
-    "HwThermalSlowdown": "thermal slowdown (hardware)",
-    "HwPowerBrakeSlowdown": "power brake",
-    "DisplayClockSetting": "display clocks",
+    pynvml.nvmlClocksEventReasonApplicationsClocksSetting: "limited by set application clocks",
+    pynvml.nvmlClocksEventReasonSwPowerCap: "power cap",
+    pynvml.nvmlClocksEventReasonHwSlowdown: "hardware slowdown",
+    pynvml.nvmlClocksEventReasonSyncBoost: "sync boost group",
+    pynvml.nvmlClocksEventReasonSwThermalSlowdown: "too hot (software slowdown)",
+    pynvml.nvmlClocksEventReasonHwThermalSlowdown: "too hot (hardware slowdown)",
+    pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "power brake",
+    pynvml.nvmlClocksEventReasonDisplayClockSetting: "display clocks",
+}
+"""What holds the clocks down, in words. Idling is no reason: it says that nothing runs."""
+
+_FABRIC = {
+    pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED: "absent",
+    pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED: "not started",
+    pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS: "in progress",
+    pynvml.NVML_GPU_FABRIC_STATE_COMPLETED: "ready",
 }
 
-Answer = TypeVar("Answer")
+
+class NoDriver(Unavailable):
+    """No NVIDIA driver answers on this host."""
 
 
-class NoDriver(BitmatrixError):
-    """NVIDIA's management library isn't there, or no GPU answers it."""
+@dataclass(frozen=True, kw_only=True)
+class Driver:
+    """The driver's version, and the newest CUDA version that it runs itself ("13.0")."""
+
+    version: str
+    cuda: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU, or one MIG instance of one. What a driver doesn't tell is None."""
+    """One GPU, or one MIG instance of one. None where NVML doesn't say."""
 
     index: int
+    """nvidia-smi's; an instance has its GPU's."""
     uuid: str
     name: str
     capability: str
-    """Compute capability, e.g. "9.0"."""
-    cores: int | None
-    driver: str
-    cuda: str
-    """The newest CUDA that the driver runs, e.g. "13.0"."""
+    """"9.0"."""
+    multiprocessors: int | None
+    memory_bytes: int | None
     mig: bool | None
     ecc: bool | None
+    parent: str
+    """The UUID of the physical GPU: its own unless this is an instance."""
 
     @property
-    def kind(self) -> tuple[Any, ...]:
-        """What GPUs must share for their captures to stand in one table (the driver is the host's)."""
-        return (self.name, self.capability, self.cores, self.mig, self.ecc)
+    def label(self) -> str:
+        """As messages name it."""
+        return f"GPU {self.index} ({self.name}, {self.uuid})"
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What two GPUs must share for their captures to stand in one table, beside the driver."""
+        return (self.name, self.capability, self.multiprocessors, self.mig, self.ecc)
 
 
-def found() -> list[Gpu]:
-    """The host's GPUs, those with MIG on as their instances. Raises NoDriver when none answers."""
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """A GPU at one moment. Clocks in MHz, power in W; None where NVML doesn't say.
+
+    `held_down_ns` counts, since the driver was loaded, the nanoseconds for which power or heat held the clocks down:
+    two readings tell of all that lies between.
+    """
+
+    sm_mhz: int | None
+    sm_max_mhz: int | None
+    memory_mhz: int | None
+    memory_max_mhz: int | None
+    power_w: float | None
+    throttle: list[str] | None
+    held_down_ns: dict[str, int | None]
+    processes: list[dict[str, int | None]] | None
+    """pid and bytes of GPU memory of each process that computes there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The like GPUs that cells may run on, and the others, each with why it was left out."""
+
+    gpus: tuple[Gpu, ...]
+    left_out: tuple[str, ...]
+
+
+# Facts ---------------------------------------------------------------------------------------------------------------
+
+
+def driver() -> Driver:
+    """The driver. Raises NoDriver."""
     with _nvml():
-        driver = pynvml.nvmlSystemGetDriverVersion()
         number = pynvml.nvmlSystemGetCudaDriverVersion_v2()
-        cuda = f"{number // 1000}.{number % 1000 // 10}"
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        gpus = [gpu for index, handle in enumerate(handles) for gpu in _described(index, handle, driver, cuda)]
-    if not gpus:
-        raise NoDriver(f"driver {driver} answers, but it finds no GPU")
-    return gpus
-
-
-def chosen(wanted: Sequence[str] = ()) -> tuple[list[Gpu], list[Gpu]]:
-    """The GPUs to run on, all of one kind, and those left out.
-
-    `wanted` (UUIDs or indices) chooses; without it CUDA_VISIBLE_DEVICES does, and without that all count. Of unlike
-    ones the largest group is taken. Raises NoDriver, or BadInput for a GPU that isn't there or unlike ones.
-    """
-    gpus = found()
-    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    asked = [_by_name(gpus, name.strip()) for name in wanted or visible]
-    groups: dict[tuple[Any, ...], list[Gpu]] = {}
-    for gpu in dict.fromkeys(asked) if asked else gpus:
-        groups.setdefault(gpu.kind, []).append(gpu)
-    if wanted and len(groups) > 1:
-        unlike = ", ".join(f"{group[0].name} ({group[0].uuid})" for group in groups.values())
-        raise BadInput(f"--gpu: captures of unlike GPUs can't stand in one table: {unlike}; choose GPUs of one kind")
-    taken = max(groups.values(), key=len)
-    return taken, [gpu for gpu in gpus if gpu not in taken]
-
-
-def state(uuid: str) -> dict[str, Any]:
-    """Clocks in MHz, their maximum, what holds them down, temperature in °C and power in W; null where unknown."""
-    try:
-        with _nvml():
-            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-            clocks = {
-                name: _asked(functools.partial(pynvml.nvmlDeviceGetClockInfo, handle, clock))
-                for name, clock in (("sm", pynvml.NVML_CLOCK_SM), ("memory", pynvml.NVML_CLOCK_MEM))
-            }
-            most = {
-                name: _asked(functools.partial(pynvml.nvmlDeviceGetMaxClockInfo, handle, clock))
-                for name, clock in (("sm", pynvml.NVML_CLOCK_SM), ("memory", pynvml.NVML_CLOCK_MEM))
-            }
-            bits = _asked(lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
-            power = _asked(lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
-            return {
-                "clocks_mhz": clocks,
-                "largest_clocks_mhz": most,
-                "held_down_by": None if bits is None else reasons(bits),
-                "celsius": _asked(lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
-                "watts": None if power is None else power / 1000,
-            }
-    except (NoDriver, pynvml.NVMLError) as error:
-        return {"unknown": str(error)}
-
-
-def reasons(bits: int) -> list[str]:
-    """The clocks event reasons in words; a bit that has none by its number."""
-    known = {getattr(pynvml, f"nvmlClocksEventReason{name}"): words for name, words in _REASONS.items()}
-    named = [words for bit, words in known.items() if bits & bit]
-    rest = bits & ~functools.reduce(int.__or__, known)
-    return [*named, *([f"0x{rest:x}"] if rest else [])]
-
-
-def processes(uuid: str) -> list[int]:
-    """Process ids that compute on the GPU; empty where the driver doesn't tell."""
-    try:
-        with _nvml():
-            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-            return [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
-    except (NoDriver, pynvml.NVMLError):
-        return []
-
-
-def too_old(gpu: Gpu, cuda: str) -> str | None:
-    """Why the GPU's driver can't run programs of a CUDA version, or None. Within one major version any driver can."""
-    major = int(cuda.partition(".")[0])
-    if major <= int(gpu.cuda.partition(".")[0]):
-        return None
-    least = _MINIMUM_DRIVERS.get(major)
-    remedy = f"install driver {least} or newer" if least else "install a newer driver"
-    return f"is built for CUDA {cuda}, and driver {gpu.driver} runs CUDA up to {gpu.cuda}: {remedy}"
-
-
-@contextlib.contextmanager
-def lease(gpus: Sequence[Gpu], waiting: Callable[[str], None]) -> Iterator[Gpu]:
-    """Hold one of the GPUs, the first that is free; `waiting` is told once when none is.
-
-    The lock ends with this process, however that ends. Raises BitmatrixError when no lock can be made.
-    """
-    told = False
-    with contextlib.ExitStack() as held:
-        while True:
-            for gpu in gpus:
-                if _taken(gpu, held):
-                    yield gpu
-                    return
-            if not told:
-                waiting(f"waiting for a GPU: all {len(gpus)} of kind {gpus[0].name} are leased by other cells")
-                told = True
-            time.sleep(_POLL_SECONDS)
-
-
-def lock_folder() -> Path:
-    """Where leases lie: one place for all users, or the user's own where that can't be written."""
-    if os.access(LOCKS, os.W_OK):
-        return LOCKS
-    return Path(tempfile.gettempdir())
-
-
-def _taken(gpu: Gpu, held: contextlib.ExitStack) -> bool:
-    path = lock_folder() / f"bitmatrix-{gpu.uuid.replace('/', '_')}.lock"
-    try:
-        # Every user must be able to open it; O_CREAT without O_EXCL, and the mode past the umask.
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise BitmatrixError(
-            f"{path}: the GPU can't be leased ({error.strerror}); remove the file or its owner's"
-        ) from error
-    with contextlib.suppress(PermissionError):
-        os.fchmod(descriptor, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return False
-    held.callback(os.close, descriptor)
-    return True
-
-
-def _by_name(gpus: list[Gpu], name: str) -> Gpu:
-    for gpu in gpus:
-        if name in (gpu.uuid, str(gpu.index)) or (len(name) >= 8 and gpu.uuid.startswith(name)):
-            return gpu
-    known = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in gpus)
-    raise BadInput(f"no GPU {name} here (known: {known}); see --gpu and CUDA_VISIBLE_DEVICES")
-
-
-def _described(index: int, handle: Any, driver: str, cuda: str) -> Iterator[Gpu]:
-    mig = _asked(lambda: pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
-    instances = list(_instances(handle)) if mig else []
-    for one in instances or [handle]:
-        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-        yield Gpu(
-            index=index,
-            uuid=pynvml.nvmlDeviceGetUUID(one),
-            name=pynvml.nvmlDeviceGetName(one),
-            capability=f"{major}.{minor}",
-            cores=_asked(functools.partial(pynvml.nvmlDeviceGetNumGpuCores, handle)),
-            driver=driver,
-            cuda=cuda,
-            mig=mig,
-            ecc=_asked(lambda: pynvml.nvmlDeviceGetEccMode(handle)[0] == 1),
+        return Driver(
+            version=_text(pynvml.nvmlSystemGetDriverVersion()), cuda=f"{number // 1000}.{number % 1000 // 10}"
         )
 
 
-def _instances(handle: Any) -> Iterator[Any]:
-    for number in range(_MOST_MIG):
-        instance = _asked(functools.partial(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number))
+def every() -> list[Gpu]:
+    """Every GPU that a process could use, in nvidia-smi's order. Raises NoDriver."""
+    with _nvml():
+        return [gpu for index in range(pynvml.nvmlDeviceGetCount()) for gpu in _usable(index)]
+
+
+def state(gpu: Gpu) -> State:
+    """The GPU's clocks and what holds them down, now. Of an instance, its physical GPU's. Raises NoDriver."""
+    with _nvml():
+        handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.parent)
+
+        def clock(read: Callable[..., int], kind: int) -> int | None:
+            found: int | None = _ask(lambda: read(handle, kind))
+            return found
+
+        milliwatts = _ask(lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
+        return State(
+            sm_mhz=clock(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM),
+            sm_max_mhz=clock(pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_SM),
+            memory_mhz=clock(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_MEM),
+            memory_max_mhz=clock(pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_MEM),
+            power_w=None if milliwatts is None else milliwatts / 1000,
+            throttle=_throttle(handle),
+            held_down_ns={
+                name: _ask(lambda policy=policy: int(pynvml.nvmlDeviceGetViolationStatus(handle, policy).violationTime))  # type: ignore[misc]
+                for name, policy in (
+                    ("power", pynvml.NVML_PERF_POLICY_POWER),
+                    ("thermal", pynvml.NVML_PERF_POLICY_THERMAL),
+                )
+            },
+            processes=_processes(handle),
+        )
+
+
+def fabric(gpu: Gpu) -> Fabric | None:
+    """How far the GPU is registered with its NVSwitch fabric; None where NVML doesn't say. Raises NoDriver."""
+    with _nvml():
+        handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.parent)
+        info = pynvml.c_nvmlGpuFabricInfo_t()
+        if _ask(lambda: pynvml.nvmlDeviceGetGpuFabricInfo(handle, pynvml.byref(info))) is None:
+            return None
+        return _FABRIC.get(info.state)
+
+
+def _usable(index: int) -> Iterator[Gpu]:
+    """The GPU of an index, or its MIG instances where MIG is on."""
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    mode = _ask(lambda: pynvml.nvmlDeviceGetMigMode(handle))
+    ecc = _ask(lambda: pynvml.nvmlDeviceGetEccMode(handle))
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    parent = _text(pynvml.nvmlDeviceGetUUID(handle))
+
+    def described(one: Any, multiprocessors: int | None) -> Gpu:
+        memory = _ask(lambda: pynvml.nvmlDeviceGetMemoryInfo(one))
+        return Gpu(
+            index=index,
+            uuid=_text(pynvml.nvmlDeviceGetUUID(one)),
+            name=_text(pynvml.nvmlDeviceGetName(one)),
+            capability=f"{major}.{minor}",
+            multiprocessors=multiprocessors,
+            memory_bytes=None if memory is None else int(memory.total),
+            mig=None if mode is None else bool(mode[0]),
+            ecc=None if ecc is None else bool(ecc[0]),
+            parent=parent,
+        )
+
+    if mode is None or not mode[0]:
+        cores = _ask(lambda: pynvml.nvmlDeviceGetNumGpuCores(handle))
+        yield described(handle, None if cores is None else cores // _CORES.get((major, minor), 128))
+        return
+    for number in range(_ask(lambda: pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0):
+        instance = _ask(lambda number=number: pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number))  # type: ignore[misc]
         if instance is not None:
-            yield instance
+            attributes = _ask(lambda one=instance: pynvml.nvmlDeviceGetAttributes_v2(one))  # type: ignore[misc]
+            yield described(instance, None if attributes is None else int(attributes.multiprocessorCount))
 
 
-def _asked(question: Callable[[], Answer]) -> Answer | None:
-    """The answer, or None where this GPU or driver doesn't know the question."""
+def _throttle(handle: Any) -> list[str] | None:
+    bits = _ask(lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+    if bits is None:  # a driver older than 535 knows it by this name
+        bits = _ask(lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+    return None if bits is None else [words for bit, words in _REASONS.items() if bits & bit]
+
+
+def _processes(handle: Any) -> list[dict[str, int | None]] | None:
+    found = _ask(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle))
+    return None if found is None else [{"pid": one.pid, "memory_bytes": one.usedGpuMemory} for one in found]
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator[None]:
+    """NVML, initialised for the time of a question: a driver that is replaced meanwhile is noticed at the next."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise NoDriver(f"no NVIDIA driver answers ({_because(error)})") from error
+    try:
+        yield
+    except pynvml.NVMLError as error:
+        raise NoDriver(f"the NVIDIA driver doesn't answer ({_because(error)})") from error
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def _because(error: pynvml.NVMLError) -> str:
+    if isinstance(error, pynvml.NVMLError_LibraryNotFound):
+        return "libnvidia-ml.so.1 isn't installed"
+    return f"NVML: {error}"
+
+
+def _ask(question: Callable[[], Any]) -> Any:
+    """The answer, or None where this GPU, driver or user can't have one."""
     try:
         return question()
     except pynvml.NVMLError:
         return None
 
 
-@contextlib.contextmanager
-def _nvml() -> Iterator[None]:
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        raise NoDriver(f"no NVIDIA driver answers ({error})") from error
-    try:
-        yield
-    except pynvml.NVMLError as error:
-        raise NoDriver(f"the NVIDIA driver doesn't answer ({error})") from error
-    finally:
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+# Choice --------------------------------------------------------------------------------------------------------------
+
+
+def choose(asked: Sequence[str] = (), environment: Mapping[str, str] = os.environ) -> Choice:
+    """The like GPUs that cells may run on.
+
+    CUDA_VISIBLE_DEVICES restricts what is considered, then `asked` (indices or UUIDs). Of unlike GPUs the largest
+    group of like ones is taken, of groups of one size the one with the lowest index; those asked for must be alike.
+
+    Raises:
+        NoDriver: no NVIDIA driver answers.
+        BadInput: none is left, or one that is asked for isn't there, or those asked for are unlike.
+    """
+    present = every()
+    visible, hidden = _visible(present, environment.get("CUDA_VISIBLE_DEVICES"))
+    if not visible:
+        raise BadInput(_nothing(present, environment))
+    if asked:
+        wanted = [gpu for word in asked for gpu in _named(word, visible)]
+        considered = [gpu for gpu in visible if gpu in wanted]
+        left = [f"{gpu.label}: not asked for" for gpu in visible if gpu not in considered]
+    else:
+        considered, left = visible, []
+    groups: dict[tuple[object, ...], list[Gpu]] = {}
+    for gpu in considered:
+        groups.setdefault(gpu.kind, []).append(gpu)
+    if asked and len(groups) > 1:
+        names = "; ".join(_kind(group[0]) for group in groups.values())
+        raise BadInput(f"--gpu: unlike GPUs can't share one table ({names}); run once for each kind")
+    chosen = max(groups.values(), key=len)
+    unlike = [
+        f"{gpu.label}: unlike {chosen[0].label} ({_kind(gpu)}, not {_kind(chosen[0])})"
+        for gpu in considered
+        if gpu not in chosen
+    ]
+    return Choice(gpus=tuple(chosen), left_out=(*hidden, *left, *unlike))
+
+
+def _nothing(present: list[Gpu], environment: Mapping[str, str]) -> str:
+    if present:
+        value = environment.get("CUDA_VISIBLE_DEVICES")
+        return (
+            f"CUDA_VISIBLE_DEVICES={value!r} leaves none of this host's GPUs; unset it, or name some of: "
+            + ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in present)
+        )
+    return (
+        "the NVIDIA driver answers but has no GPU that a process could use: `nvidia-smi -L` lists them (with MIG on, "
+        "a GPU needs an instance: `nvidia-smi mig -cgi ... -C`)"
+    )
+
+
+def _kind(gpu: Gpu) -> str:
+    switches = {True: "on", False: "off", None: "unknown"}
+    return (
+        f"{gpu.name}, capability {gpu.capability}, {gpu.multiprocessors} multiprocessors, "
+        f"MIG {switches[gpu.mig]}, ECC {switches[gpu.ecc]}"
+    )
+
+
+def _visible(present: list[Gpu], value: str | None) -> tuple[list[Gpu], list[str]]:
+    """What CUDA_VISIBLE_DEVICES leaves, as CUDA reads it: nothing counts after the first name that isn't there."""
+    if value is None:
+        return present, []
+    seen: list[Gpu] = []
+    for word in value.split(","):
+        found = _matching(word.strip(), present)
+        if not found:
+            break
+        seen += [gpu for gpu in found if gpu not in seen]
+    hidden = [f"{gpu.label}: not in CUDA_VISIBLE_DEVICES" for gpu in present if gpu not in seen]
+    return [gpu for gpu in present if gpu in seen], hidden
+
+
+def _named(word: str, gpus: list[Gpu]) -> list[Gpu]:
+    found = _matching(word, gpus)
+    if not found:
+        known = ", ".join(f"{gpu.index} or {gpu.uuid}" for gpu in gpus)
+        raise BadInput(f"--gpu {word}: no such GPU here, or CUDA_VISIBLE_DEVICES hides it (known: {known})")
+    return found
+
+
+def _matching(word: str, gpus: list[Gpu]) -> list[Gpu]:
+    """GPUs of an index, of a UUID or of the one UUID that begins so."""
+    if word.isascii() and word.isdigit():
+        return [gpu for gpu in gpus if gpu.index == int(word)]
+    exact = [gpu for gpu in gpus if word in (gpu.uuid, gpu.parent)]
+    begun = [gpu for gpu in gpus if gpu.uuid.startswith(word)] if word.startswith(("GPU-", "MIG-")) else []
+    return exact or (begun if len(begun) == 1 else [])
+
+
+# What a stack needs --------------------------------------------------------------------------------------------------
+
+
+def cuda_of(pins: Mapping[str, str]) -> str | None:
+    """The CUDA version ("13.0") that a lock's pins (package -> version) bring; None when they bring none."""
+    local = re.search(r"\+cu(\d+)(\d)$", pins.get("torch", ""))
+    if local:
+        return f"{local[1]}.{local[2]}"
+    for package in ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12", "cuda-toolkit"):
+        parts = pins.get(package, "").split(".")
+        if len(parts) > 1 and all(part.isdigit() for part in parts[:2]) and parts[0] != "0":
+            return f"{parts[0]}.{parts[1]}"
+    return None
+
+
+def driver_lacks(cuda: str, found: str) -> str | None:
+    """Why a driver of version `found` can't run programs of a CUDA version, or None when it can."""
+    least = _MINIMUM_DRIVER.get(int(cuda.split(".")[0]))
+    branch = found.split(".")[0]
+    if least is None or not branch.isdigit() or int(branch) >= least:
+        return None
+    return f"CUDA {cuda} needs NVIDIA driver {least} or newer, this host has {found}: update the driver"
+
+
+def below(capability: str, least: str) -> bool:
+    """Whether a compute capability ("8.6") is below another."""
+    return _numbers(capability) < _numbers(least)
+
+
+def same_device(gpu: Gpu, seen: str) -> bool:
+    """Whether a UUID that a process saw is this GPU's or, of an instance, its GPU's. torch drops the prefix."""
+    return _bare(seen) in (_bare(gpu.uuid), _bare(gpu.parent))
+
+
+def _bare(uuid: str) -> str:
+    return uuid.lower().removeprefix("gpu-").removeprefix("mig-")
+
+
+def _numbers(capability: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in capability.split("."))

@@ -17,11 +17,12 @@ from typing import Any
 
 from docker import types
 
-from harness import engine
+from harness import engine, toolkit
 from harness.engine import Ending, Mount, Request
 from harness.environment import Environment
+from harness.errors import Unavailable
 from harness.files import write_json
-from harness.gpu import Gpu
+from harness.lease import Lease
 from harness.library import Library
 from harness.matrix import Limits
 from harness.plan import Cell, IsolationName, Plan
@@ -39,12 +40,12 @@ class Task:
     plan: Plan
     environment: Environment
     library: Library | None
+    lease: Lease | None
+    """The GPU that is this cell's alone; None on a cpu."""
     runtime: Path
     inputs: Path
     input_digests: Mapping[str, Any]
     op: str
-    gpu: Gpu | None
-    """The GPU that the cell has leased."""
     folder: Path
     """Holds job.json and log.txt; the cell may write below `folder/output` alone."""
 
@@ -69,7 +70,10 @@ def choose(asked: IsolationName | None) -> tuple[IsolationName, str]:
 
 
 def launch(task: Task) -> Ending:
-    """Run the cell to its end. Raises EngineError when the engine goes away; nothing is left running."""
+    """Run the cell to its end; nothing is left running.
+
+    Raises EngineError when the engine goes away, Unavailable when it can't hand the GPU to a container.
+    """
     task.output.mkdir()
     return _container(task) if task.environment.isolation == "docker" else _process(task)
 
@@ -120,8 +124,13 @@ def _environment(task: Task, runtime: Path, scratch: str, inherited: Mapping[str
 
 
 def _container(task: Task) -> Ending:
-    with engine.container(container_request(task)) as made:
-        return engine.run(made, log=task.log, seconds=task.plan.limits.seconds)
+    try:
+        with engine.container(container_request(task)) as made:
+            return engine.run(made, log=task.log, seconds=task.plan.limits.seconds)
+    except engine.EngineError as error:
+        if any(words in str(error) for words in toolkit.REFUSALS):
+            raise Unavailable(f"{error}: {toolkit.MISSING}") from error
+        raise
 
 
 def container_request(task: Task) -> Request:
@@ -142,7 +151,7 @@ def container_request(task: Task) -> Request:
         mounts=tuple(mounts),
         environment=_environment(task, inside["runtime"], _SCRATCH, {}),
         labels={f"{engine.LABEL}.cell": task.cell.name},
-        options={**_restrictions(task.plan.limits), **_devices(task.gpu)},
+        options={**_restrictions(task.plan.limits), **_devices(task.lease)},
     )
 
 
@@ -164,12 +173,9 @@ def _restrictions(limits: Limits) -> dict[str, Any]:
     }
 
 
-def _devices(gpu: Gpu | None) -> dict[str, Any]:
-    if gpu is None:
-        return {}
-    return {
-        "device_requests": [types.DeviceRequest(device_ids=[gpu.uuid], capabilities=[["gpu", "compute", "utility"]])]
-    }
+def _devices(lease: Lease | None) -> dict[str, Any]:
+    # Where the toolkit can't be seen the hook is asked for all the same: the engine's own refusal says what it lacks.
+    return {"device_requests": [toolkit.request(lease.gpu, toolkit.way() or "hook")]} if lease else {}
 
 
 # venv and host -------------------------------------------------------------------------------------------------------
@@ -187,10 +193,13 @@ def _process(task: Task) -> Ending:
     scratch = task.folder / "scratch"
     scratch.mkdir()
     inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-    if task.gpu:
-        inherited["CUDA_VISIBLE_DEVICES"] = task.gpu.uuid
     environment = _environment(task, task.runtime.resolve(), str(scratch.resolve()), inherited)
-    with task.log.open("wb") as log, _group(_command(task, job), environment, log, scratch) as process:
+    held: tuple[int, ...] = ()
+    if task.lease:
+        environment["CUDA_VISIBLE_DEVICES"] = task.lease.gpu.uuid
+        # The cell holds the lease too: were this process killed, the GPU is free when the cell has ended, not before.
+        held = (task.lease.descriptor,)
+    with task.log.open("wb") as log, _group(_command(task, job), environment, log, scratch, held) as process:
         try:
             return Ending(exit_code=process.wait(timeout=task.plan.limits.seconds))
         except subprocess.TimeoutExpired:
@@ -199,7 +208,7 @@ def _process(task: Task) -> Ending:
 
 @contextlib.contextmanager
 def _group(
-    command: list[str], environment: dict[str, str], log: Any, scratch: Path
+    command: list[str], environment: dict[str, str], log: Any, scratch: Path, descriptors: tuple[int, ...]
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A process in a group of its own, the whole of which is killed at the end. Its stdin is its lifeline."""
     process = subprocess.Popen(
@@ -210,6 +219,7 @@ def _group(
         env=environment,
         cwd=scratch,
         start_new_session=True,
+        pass_fds=descriptors,
     )
     try:
         yield process

@@ -204,6 +204,8 @@ class ReportHead(_Closed):
 
     kind: Text
     rfc: Text
+    kernel: Name | None = None
+    """The candidate whose source `rl_kernel_commit` speaks of, on a device that has it; else this repository's."""
     libraries: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")], Name] = {}
     """Library -> the stack that owns it, in the report's order."""
 
@@ -337,6 +339,16 @@ def _references(document: Document, kernels: Path) -> Iterator[Problem]:
     owners = {
         name for device in _mapping(data.get("devices")).values() for name in _mapping(_mapping(device).get("stacks"))
     }
+    candidates = {
+        name
+        for device in _mapping(data.get("devices")).values()
+        for name in _mapping(_mapping(device).get("candidates"))
+    }
+    kernel = _mapping(data.get("report")).get("kernel")
+    if isinstance(kernel, str) and kernel not in candidates:
+        yield problem(
+            ("report", "kernel"), f"no device has a candidate `{kernel}`{_suggest(kernel, sorted(candidates))}"
+        )
     for library, owner in _mapping(_mapping(data.get("report")).get("libraries")).items():
         if isinstance(owner, str) and owner not in owners:
             yield problem(

@@ -6,20 +6,19 @@ isolation, threads, code, kernel binary, inputs, device and driver. Equal key, e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from harness import environment as environments
-from harness import inputs, library, runtime
+from harness import gpu, inputs, library, runtime
 from harness.capture import Status
 from harness.cell.op import Op, load_op
-from harness.device import DeviceFacts, describe
+from harness.device import Device
 from harness.environment import Environment, StackRecord
 from harness.errors import BadInput, BitmatrixError, Unavailable
 from harness.files import sha256_json, sha256_tree, sources
-from harness.gpu import Gpu, too_old
 from harness.library import Library
 from harness.matrix import Matrix
 from harness.plan import Cell, IsolationName, Plan
@@ -62,9 +61,7 @@ class Preparation:
     input_digests: Mapping[str, str | dict[str, str]]
     inputs_pinned: bool
     runtime: Runtime
-    device: DeviceFacts
-    gpus: Sequence[Gpu]
-    """What cells may lease; empty on a CPU."""
+    device: Device
     stacks: Mapping[str, StackRecord | None]
     library: Library | Blocked | None
     mode_environments: Mapping[str, dict[str, str]]
@@ -72,37 +69,38 @@ class Preparation:
 
     def resolve(self, cell: Cell) -> Ready | Blocked:
         """The cell's key, or why it can't be started."""
-        if cell.architectures and self.device.architecture not in cell.architectures:
+        facts = self.device.facts
+        if cell.architectures and facts.architecture not in cell.architectures:
             return Blocked(
                 status="unavailable",
-                reason=f"mode {cell.mode} exists on {', '.join(cell.architectures)}, not on {self.device.architecture}",
+                reason=f"mode {cell.mode} exists on {', '.join(cell.architectures)}, not on {facts.architecture}",
             )
-        if cell.capability and self.device.capability and _below(self.device.capability, cell.capability):
+        least, has = cell.capability, facts.capability
+        if least and has and gpu.below(has, least):
             return Blocked(
                 status="unavailable",
-                reason=f"mode {cell.mode} needs compute capability {cell.capability} or higher; "
-                f"this {self.device.model} has {self.device.capability}",
+                reason=f"mode {cell.mode} needs compute capability {least}, {facts.model} has {has}",
             )
         stack = self.stacks.get(cell.stack)
         if stack is None:
             return Blocked(status="not_run", reason=f"stack {cell.stack} was never made here: nox -s matrix")
         if stack.environment is None:
             return Blocked(status=stack.status, reason=f"stack {cell.stack}: {stack.reason}", log=stack.log)
-        old = self._too_old(stack.environment)
+        old = self._driver_lacks(stack.environment)
         if old:
-            return Blocked(status="unavailable", reason=f"stack {cell.stack} {old}")
+            return Blocked(status="unavailable", reason=f"stack {cell.stack}: {old}")
         kernel = self.library if cell.library else None
         if isinstance(kernel, Blocked):
             return kernel
         identity = self._identity(cell, stack.environment, kernel)
         return Ready(environment=stack.environment, library=kernel, key=sha256_json(identity)[:32], identity=identity)
 
-    def _too_old(self, environment: Environment) -> str | None:
-        """Why the driver can't run the stack; in host isolation the pins aren't what runs."""
-        cuda = environments.cuda_of(environment.pinned)
-        if cuda is None or not self.gpus or self.isolation == "host":
+    def _driver_lacks(self, environment: Environment) -> str | None:
+        """Why the driver is too old for a stack. What `host` isolation has isn't what a lock pins: torch will say."""
+        cuda = gpu.cuda_of(environment.pinned)
+        if self.device.driver is None or self.isolation == "host" or cuda is None:
             return None
-        return too_old(self.gpus[0], cuda)
+        return gpu.driver_lacks(cuda, self.device.driver.version)
 
     def _identity(self, cell: Cell, environment: Environment, kernel: Library | None) -> dict[str, Any]:
         code = [path for path in sources(self.op_folder) if _matters(path.relative_to(self.op_folder), cell)]
@@ -120,13 +118,11 @@ class Preparation:
             "op_sha256": sha256_tree(code, self.op_folder),
             "library_sha256": kernel.sha256 if kernel else None,
             "inputs": self.input_digests,
-            "device": asdict(self.device),
+            "device": asdict(self.device.facts),
         }
 
 
-def prepare(
-    workspace: Workspace, matrix: Matrix, plan: Plan, isolation: IsolationName, gpus: Sequence[Gpu] = ()
-) -> Preparation:
+def prepare(workspace: Workspace, matrix: Matrix, plan: Plan, isolation: IsolationName, device: Device) -> Preparation:
     """Make inputs and runtime, and find what `image` and `kernels` left. Raises BadInput when inputs are off."""
     op_folder = workspace.kernels / matrix.op
     op = load(op_folder)
@@ -143,8 +139,7 @@ def prepare(
         input_digests=digests,
         inputs_pinned=pinned,
         runtime=runtime.stage(workspace.out, op_folder),
-        device=describe(plan.device, gpus),
-        gpus=gpus,
+        device=device,
         stacks=stacks,
         library=_library(workspace, matrix, plan, isolation, op_folder),
         mode_environments={name: mode.environment for name, mode in matrix.device(plan.device).modes.items()},
@@ -183,10 +178,6 @@ def _library(
     if log.is_file():
         return Blocked(status="failed", reason=f"compiling the kernel failed: {reason_in(log)}", log=str(log))
     return Blocked(status="not_run", reason="the kernel was never compiled here: nox -s kernels")
-
-
-def _below(capability: str, least: str) -> bool:
-    return tuple(map(int, capability.split("."))) < tuple(map(int, least.split(".")))
 
 
 def _matters(path: Path, cell: Cell) -> bool:

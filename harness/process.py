@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +10,17 @@ from pathlib import Path
 from harness.errors import BitmatrixError
 
 _TAIL_BYTES = 64 << 10
+_ERROR = re.compile(r"^(ERROR|E:|fatal|[\w.]*(Error|Exception): )|error: ")
+_COMPILER = re.compile(r":[0-9]+: (fatal )?error: |^nvcc fatal")
+_NO_REASON = re.compile(
+    r"error: (subprocess-exited-with-error|metadata-generation-failed)|ERROR: Failed (building|to build)"
+)
+_SAYS_NOTHING = (
+    "error: subprocess-exited-with-error",
+    "error: metadata-generation-failed",
+    "error: failed-wheel-build-for-install",
+)
+"""How pip closes the log of a build that failed: the reason stands above."""
 
 
 def logged(
@@ -41,11 +53,17 @@ def logged(
 
 
 def reason_in(log: Path) -> str:
-    """What a log says went wrong: its last error lines, else its last line; one line of at most 400 characters."""
+    """What a log says went wrong, in at most 400 characters.
+
+    Its first compiler error (what follows is its wake), else its last error lines, else its last line.
+    """
     with log.open("rb") as stream:
         stream.seek(0, 2)
         stream.seek(max(0, stream.tell() - _TAIL_BYTES))
         lines = [line.strip() for line in stream.read().decode(errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith(("ERROR", "E:", "fatal")) or "error: " in line]
-    text = " / ".join(errors[-2:] or lines[-1:] or ["it printed nothing"])
+    lines = [line for line in lines if not line.endswith(_SAYS_NOTHING)]
+    errors = [line for line in lines if _ERROR.search(line) and not _NO_REASON.search(line)]
+    errors = errors or [line for line in lines if "Error: " in line]
+    compiler = [line for line in lines if _COMPILER.search(line)]
+    text = " / ".join(compiler[:1] or errors[-2:] or lines[-1:] or ["it printed nothing"])
     return "".join(character if character.isprintable() else " " for character in text)[:400]

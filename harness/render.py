@@ -12,6 +12,9 @@ from harness.report import Case, Classes, Comparison, Report
 _MOST = 300
 """Characters of a text that a table shows; the whole is in report.json."""
 
+_MOST_FINDINGS = 12
+"""Packages that aren't as pinned; in host isolation they can be hundreds."""
+
 EQUAL = "="
 INERT = "inert"
 ABSENT = "absent"
@@ -32,6 +35,7 @@ def markdown(report: Report) -> str:
         details=report.bitmatrix,
         columns=columns.labels,
         sections=sections,
+        most_findings=_MOST_FINDINGS,
         same=[group for group in _active(report, classes.whole) if len(group) > 1],
         agreements=_agreements(report, classes),
     )

@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from harness import capture, gpu, isolation
+from harness import capture, gpu, isolation, lease
 from harness.capture import Record, Verdict
 from harness.engine import Ending, EngineError
-from harness.errors import BitmatrixError
+from harness.errors import BitmatrixError, Unavailable
 from harness.files import locked, temporary_folder
-from harness.gpu import Gpu
+from harness.gpu import Gpu, State
 from harness.isolation import Task
+from harness.lease import Lease
 from harness.plan import Cell
 from harness.preparation import Blocked, Preparation, Ready
 from harness.progress import Progress
@@ -31,7 +33,7 @@ def cells(
         if cell.stack == stack:
             with progress.cell(cell.name, stack) as note:
                 try:
-                    status, reason, reused = _cell(preparation, cell, progress, fresh=fresh)
+                    status, reason, reused = _cell(preparation, cell, fresh=fresh, say=progress.say)
                 except OSError as error:  # a disk that is full or gone: there may be no place for a record either
                     status, reason, reused = "failed", f"its files can't be written: {error}", False
                 note(status, reason, reused=reused)
@@ -51,7 +53,9 @@ def settled(preparation: Preparation, key: str) -> Record | None:
     return None
 
 
-def _cell(preparation: Preparation, cell: Cell, progress: Progress, *, fresh: bool) -> tuple[str, str | None, bool]:
+def _cell(
+    preparation: Preparation, cell: Cell, *, fresh: bool, say: Callable[[str], None]
+) -> tuple[str, str | None, bool]:
     ready = preparation.resolve(cell)
     if isinstance(ready, Blocked):
         return ready.status, ready.reason, False
@@ -63,9 +67,30 @@ def _cell(preparation: Preparation, cell: Cell, progress: Progress, *, fresh: bo
         record = None if fresh else settled(preparation, ready.key)
         if record and record.status == "done" and _holds(preparation, record):
             return record.status, record.reason, True
-        with temporary_folder(workspace.cells, ready.key[:12]) as folder, _leased(preparation, progress) as leased:
-            record = _attempt(preparation, cell, ready, leased, folder)
+        with (
+            _leased(preparation, say) as held,
+            temporary_folder(workspace.cells, ready.key[:12]) as folder,
+        ):
+            record = _attempt(preparation, cell, ready, held, folder)
         return record.status, record.reason, False
+
+
+@contextlib.contextmanager
+def _leased(preparation: Preparation, say: Callable[[str], None]) -> Iterator[Lease | None]:
+    """A GPU for one cell alone, with a warning when others compute there; None on a cpu."""
+    gpus = preparation.device.gpus
+    if not gpus:
+        yield None
+        return
+    folder, warning = lease.place()
+    if warning:
+        say(warning)
+    with lease.take(gpus, folder, say) as held:
+        busy = gpu.state(held.gpu).processes
+        if busy:
+            pids = ", ".join(str(process["pid"]) for process in busy)
+            say(f"{held.gpu.label} is busy with process {pids}: times suffer, bits don't")
+        yield held
 
 
 def _holds(preparation: Preparation, record: Record) -> bool:
@@ -78,23 +103,7 @@ def _holds(preparation: Preparation, record: Record) -> bool:
     return True
 
 
-@contextlib.contextmanager
-def _leased(preparation: Preparation, progress: Progress) -> Iterator[Gpu | None]:
-    """A GPU of this cell's own for as long as it runs; None on a CPU."""
-    if not preparation.gpus:
-        yield None
-        return
-    with gpu.lease(preparation.gpus, progress.say) as leased:
-        others = gpu.processes(leased.uuid)
-        if others:
-            progress.say(
-                f"GPU {leased.index} ({leased.name}) is busy with process {', '.join(map(str, others))}: "
-                "latency would suffer, bits are unaffected"
-            )
-        yield leased
-
-
-def _attempt(preparation: Preparation, cell: Cell, ready: Ready, leased: Gpu | None, folder: Path) -> Record:
+def _attempt(preparation: Preparation, cell: Cell, ready: Ready, held: Lease | None, folder: Path) -> Record:
     """One process, judged; its capture or what it left of a failure is kept."""
     started, clock = datetime.now(UTC), time.monotonic()
     task = Task(
@@ -102,16 +111,16 @@ def _attempt(preparation: Preparation, cell: Cell, ready: Ready, leased: Gpu | N
         plan=preparation.plan,
         environment=ready.environment,
         library=ready.library,
+        lease=held,
         runtime=preparation.runtime.folder,
         inputs=preparation.inputs,
         input_digests=preparation.input_digests,
         op=preparation.op.name,
-        gpu=leased,
         folder=folder,
     )
-    before = gpu.state(leased.uuid) if leased else None
+    before = gpu.state(held.gpu) if held else None
     ending, verdict = _launch(preparation, task)
-    after = gpu.state(leased.uuid) if leased else None
+    after = gpu.state(held.gpu) if held else None
     capture.collect_output(task.output, folder, verdict.tensors)
     record = Record(
         key=ready.key,
@@ -127,7 +136,7 @@ def _attempt(preparation: Preparation, cell: Cell, ready: Ready, leased: Gpu | N
         tensors=verdict.tensors,
         files={case: capture.stamp(capture.case_file(folder, case)) for case in verdict.tensors},
         claims=verdict.claims,
-        gpu={**asdict(leased), "before": before, "after": after} if leased else None,
+        gpu=_gpu(preparation, held.gpu, before, after) if held and before and after else None,
     )
     shutil.rmtree(folder / "scratch", ignore_errors=True)
     capture.write(folder, record)
@@ -140,11 +149,19 @@ def _attempt(preparation: Preparation, cell: Cell, ready: Ready, leased: Gpu | N
     return record
 
 
+def _gpu(preparation: Preparation, leased: Gpu, before: State, after: State) -> dict[str, Any]:
+    assert preparation.device.driver is not None
+    states = {"before": asdict(before), "after": asdict(after)}
+    return {**asdict(leased), "driver": asdict(preparation.device.driver), **states}
+
+
 def _launch(preparation: Preparation, task: Task) -> tuple[Ending, Verdict]:
     try:
         ending = isolation.launch(task)
     except EngineError as error:
         return Ending(exit_code=None), Verdict(status="crashed", reason=str(error), tensors={}, claims={})
+    except Unavailable as error:
+        return Ending(exit_code=None), Verdict(status="unavailable", reason=str(error), tensors={}, claims={})
     verdict = capture.judge(
         task.output,
         preparation.op,
@@ -152,18 +169,14 @@ def _launch(preparation: Preparation, task: Task) -> tuple[Ending, Verdict]:
         ending.exit_code,
         out_of_memory=ending.out_of_memory,
     )
-    return ending, _on_leased(verdict, task.gpu)
+    return ending, on_lease(verdict, task.lease)
 
 
-def _on_leased(verdict: Verdict, leased: Gpu | None) -> Verdict:
-    """The verdict, failed when the process says that it ran on another GPU than the one leased to it."""
-    facts = verdict.claims.get("facts")
-    seen = facts.get("gpu") if isinstance(facts, dict) else None
+def on_lease(verdict: Verdict, held: Lease | None) -> Verdict:
+    """The verdict, unless the process says that it ran on another GPU than the one it was given."""
+    seen = verdict.claims.get("facts", {}).get("gpu")
     uuid = seen.get("uuid") if isinstance(seen, dict) else None
-    # An instance of a GPU is known to torch by the whole GPU's UUID.
-    if verdict.status != "done" or leased is None or leased.mig or not isinstance(uuid, str):
+    if held is None or not isinstance(uuid, str) or gpu.same_device(held.gpu, uuid):
         return verdict
-    if uuid.removeprefix("GPU-") == leased.uuid.removeprefix("GPU-"):
-        return verdict
-    reason = f"it ran on GPU {uuid}, and {leased.uuid} was leased to it"
+    reason = f"it ran on the GPU {uuid[:64]}, not on the one it was given, {held.gpu.label}"
     return Verdict(status="failed", reason=reason, tensors={}, claims=verdict.claims)

@@ -72,6 +72,9 @@ class Run(BaseModel):
     library: dict[str, Any] | None
     commit: str | None
     dirty: bool | None
+    kernel_commit: str | None = None
+    """The commit of the kernel under test's source, and whether it differs from it; null where it isn't known."""
+    kernel_dirty: bool | None = None
     cells: list[RunCell]
     stacks: dict[str, dict[str, Any] | None]
 
@@ -83,12 +86,13 @@ def assemble(preparation: Preparation, matrix: Matrix) -> Path:
     cells = [_cell(preparation, cell) for cell in plan.cells]
     device = matrix.device(plan.device)
     commit, dirty = _source()
+    kernel_commit, kernel_dirty = _kernel_source(matrix, preparation) or (commit, dirty)
     place = _free(workspace.out, f"{created:%Y%m%dT%H%M%SZ}-{plan.device}")
     library = preparation.library
     described = Run(
         run=place.name,
         created=created.isoformat(timespec="seconds"),
-        device=asdict(preparation.device),
+        device=asdict(preparation.device.facts),
         isolation=preparation.isolation,
         narrowed=plan.narrowed,
         op=plan.op,
@@ -103,6 +107,8 @@ def assemble(preparation: Preparation, matrix: Matrix) -> Path:
         library=None if library is None or isinstance(library, Blocked) else library.facts(),
         commit=commit,
         dirty=dirty,
+        kernel_commit=kernel_commit,
+        kernel_dirty=kernel_dirty,
         cells=[cell for cell, _ in cells],
         stacks={name: asdict(record) if record else None for name, record in preparation.stacks.items()},
     )
@@ -204,6 +210,19 @@ def _free(out: Path, name: str) -> Path:
     while place.exists():
         place, number = out / f"{name}-{number}", number + 1
     return place
+
+
+def _kernel_source(matrix: Matrix, preparation: Preparation) -> tuple[str | None, bool | None] | None:
+    """The pinned commit of the kernel candidate's source; None where the device has no such candidate or source.
+
+    In host isolation the interpreter's own installation is what runs, whatever is pinned: nothing is known.
+    """
+    device = matrix.device(preparation.plan.device)
+    candidate = device.candidates.get(matrix.report.kernel or "")
+    sources = device.stacks[candidate.stack].sources if candidate and candidate.stack else []
+    if not sources:
+        return None
+    return (None, None) if preparation.isolation == "host" else (sources[0].commit, False)
 
 
 def _source() -> tuple[str | None, bool | None]:

@@ -13,7 +13,7 @@ import packages
 import pytest
 from hypothesis import settings
 
-from harness import base, device, engine, image, matrix, pipsite, venv
+from harness import base, engine, gpu, image, matrix, pipsite, venv
 from harness.base import BaseImage
 from harness.build import Builds
 from harness.files import sha256_file
@@ -36,11 +36,14 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests with real containers run where an engine answers; under --require-docker its absence is an error."""
-    if device.default() != "cuda":
+    """Tests with real containers run where an engine answers; under --require-docker its absence is an error.
+
+    Tests on a GPU run where NVIDIA's driver has one.
+    """
+    if any(item.get_closest_marker("gpu") for item in items) and not _has_gpu():
         for item in items:
             if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="no NVIDIA driver is loaded"))
+                item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU"))
     marked = [item for item in items if item.get_closest_marker("docker")]
     if not marked or engine.answers():
         return
@@ -48,6 +51,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError("--require-docker: no Docker engine answers")
     for item in marked:
         item.add_marker(pytest.mark.skip(reason="no Docker engine answers"))
+
+
+def _has_gpu() -> bool:
+    try:
+        return bool(gpu.every())
+    except gpu.NoDriver:
+        return False
 
 
 SMALL_MATRIX = """\

@@ -8,6 +8,7 @@ import hashlib
 import http.server
 import io
 import ssl
+import stat
 import subprocess
 import tarfile
 import threading
@@ -47,7 +48,7 @@ def wheel(
         for path, text in contents.items():
             # A fixed time: the same bytes, and so the same lock, each time.
             entry = zipfile.ZipInfo(path, (2020, 1, 1, 0, 0, 0))
-            entry.external_attr = (0o755 if "/bin/" in path else 0o644) << 16
+            entry.external_attr = (stat.S_IFREG | (0o755 if "/bin/" in path else 0o644)) << 16
             archive.writestr(entry, text)
     return made
 

@@ -177,6 +177,24 @@ def test_a_base_that_needs_root_says_what_to_type(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.docker
+@pytest.mark.skipif(shutil.which("debootstrap") is None, reason="says first that debootstrap isn't installed")
+def test_a_base_whose_packages_could_not_be_checked_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    (scripts / "noble").write_text("mirror_style release\nkeyring /nowhere/ubuntu-archive-keyring.gpg\n")
+    monkeypatch.setattr(base, "_SCRIPTS", scripts)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    recipe = Debootstrap(
+        suite="noble", mirror="http://localhost:9", packages=["python3", "python3-pip", "python3-venv"]
+    )
+    with pytest.raises(BitmatrixError, match=r"can't be checked without /nowhere.*`apt-get install ubuntu-keyring`"):
+        base.ensure("noble", Base(python="3.12", debootstrap=recipe), cache=tmp_path, log=tmp_path / "log")
+    (scripts / "noble").unlink()
+    with pytest.raises(BitmatrixError, match="debootstrap doesn't know the suite noble"):
+        base.ensure("noble", Base(python="3.12", debootstrap=recipe), cache=tmp_path, log=tmp_path / "log")
+
+
+@pytest.mark.docker
 @pytest.mark.skipif(shutil.which("docker-registry") is None, reason="needs Debian's docker-registry to pull from")
 def test_a_base_is_pulled_by_digest(base_image: BaseImage, registry: str, tmp_path: Path) -> None:
     name = f"{registry}/base"

@@ -237,3 +237,23 @@ def test_a_report_without_results_still_renders() -> None:
 )
 def test_equal_is_quiet_and_a_difference_says_how_many_and_how_large(comparison: Comparison, mark: str) -> None:
     assert render.mark(comparison) == mark
+
+
+def test_an_inert_cell_is_never_called_equal() -> None:
+    path = REPOSITORY / "baselines" / "h200_timestep_mlp.json"
+    made = report.load(path)
+    assert made.bitmatrix is not None
+    twin = "diffusers[vllm]"
+    made.bitmatrix.digests[twin] = made.bitmatrix.digests["diffusers[plain]"]
+    made.bitmatrix.classes = report.classes(made.bitmatrix.digests)
+    for case in made.results[twin].versus["diffusers[plain]"].values():
+        for comparison in [*case.out, *case.grads.values()]:
+            comparison.equal, comparison.differ, comparison.max_abs = True, 0, 0.0
+    active = render.markdown(made)
+    assert "`diffusers[plain]`, `diffusers[vllm]` return the same bits in every tensor and case" in active
+    made.bitmatrix.cells[twin].inert = True
+    made.bitmatrix.cells[twin].note = "inert: its activation replaced no operator and set nothing"
+    quiet = render.markdown(made)
+    assert "No two return the same bits in every tensor and case" in quiet
+    assert f"| `{twin}` | 64 | inert | inert |" in quiet
+    assert "`diffusers[vllm]`: inert: its activation" in quiet

@@ -185,3 +185,11 @@ def test_classes_are_a_partition_by_equal_digests(digests: dict[str, Any]) -> No
         for group in groups:
             assert len({digests[cell]["1"][tensor] for cell in group}) == 1
         assert sorted(cell for group in groups for cell in group) == sorted(digests)
+
+
+def test_the_committed_h200_report_loads_and_is_written_back_byte_for_byte() -> None:
+    path = REPOSITORY / "baselines" / "h200_timestep_mlp.json"
+    loaded = report.load(path)
+    assert report.dumps(loaded) == path.read_text()
+    assert loaded.environment.gpu == "NVIDIA H200"
+    assert [name for name, cell in loaded.bitmatrix.cells.items() if cell.inert] == []  # type: ignore[union-attr]
