@@ -57,8 +57,9 @@ class DetLinear:
         self._silu = silu
         for name in _TEXTS:
             getattr(self._library, f"det_linear_{name}").restype = ctypes.c_char_p
+        self._functions = {name: getattr(self._library, f"det_linear_{name}") for name in _ARGUMENTS}
         for name, arguments in _ARGUMENTS.items():
-            getattr(self._library, f"det_linear_{name}").argtypes = arguments
+            self._functions[name].argtypes = arguments
         found = (self._text("contract"), self._library.det_linear_abi_version(), self._text("device"))
         if found != (CONTRACT, ABI_VERSION, device):
             raise RuntimeError(
@@ -72,57 +73,57 @@ class DetLinear:
     def forward(self, x: Array, w: Array, bias: Array) -> Array:
         """`bias + x w^T`, (T, N)."""
         (t, k), (n, _) = self._shape("x", x, 2), self._shape("w", w, 2)
-        self._check(x=(x, (t, k)), w=(w, (n, k)), bias=(bias, (n,)))
-        y = self.memory.empty(t, n)
-        self._call("forward", x, w, bias, y, None, t, n, k, NONE)
+        self._check((("x", x, (t, k)), ("w", w, (n, k)), ("bias", bias, (n,))))
+        y = self.memory.empty((t, n))
+        self._call("forward", (x, w, bias, y), None, t, n, k, NONE)
         return y
 
     def forward_silu(self, x: Array, w: Array, bias: Array) -> tuple[Array, Array]:
         """`silu(z)` and `z = bias + x w^T`, both (T, N)."""
         (t, k), (n, _) = self._shape("x", x, 2), self._shape("w", w, 2)
-        self._check(x=(x, (t, k)), w=(w, (n, k)), bias=(bias, (n,)))
-        y, z = self.memory.empty(t, n), self.memory.empty(t, n)
-        self._call("forward", x, w, bias, y, z, t, n, k, self._silu)
+        self._check((("x", x, (t, k)), ("w", w, (n, k)), ("bias", bias, (n,))))
+        y, z = self.memory.empty((t, n)), self.memory.empty((t, n))
+        self._call("forward", (x, w, bias, y, z), t, n, k, self._silu)
         return y, z
 
     def input_gradient(self, g: Array, w: Array) -> Array:
         """`g w`, (T, K)."""
         (t, n), (_, k) = self._shape("g", g, 2), self._shape("w", w, 2)
-        self._check(g=(g, (t, n)), w=(w, (n, k)))
-        dx = self.memory.empty(t, k)
-        self._call("input_gradient", g, w, dx, t, n, k)
+        self._check((("g", g, (t, n)), ("w", w, (n, k))))
+        dx = self.memory.empty((t, k))
+        self._call("input_gradient", (g, w, dx), t, n, k)
         return dx
 
     def weight_gradient(self, g: Array, x: Array) -> Array:
         """`g^T x`, (N, K)."""
         (t, n), (_, k) = self._shape("g", g, 2), self._shape("x", x, 2)
-        self._check(g=(g, (t, n)), x=(x, (t, k)))
-        dw = self.memory.empty(n, k)
-        self._call("weight_gradient", g, x, dw, t, n, k)
+        self._check((("g", g, (t, n)), ("x", x, (t, k))))
+        dw = self.memory.empty((n, k))
+        self._call("weight_gradient", (g, x, dw), t, n, k)
         return dw
 
     def bias_gradient(self, g: Array) -> Array:
         """The sum of g's rows, (N,)."""
         t, n = self._shape("g", g, 2)
-        self._check(g=(g, (t, n)))
-        db = self.memory.empty(n)
-        self._call("bias_gradient", g, db, t, n)
+        self._check((("g", g, (t, n)),))
+        db = self.memory.empty((n,))
+        self._call("bias_gradient", (g, db), t, n)
         return db
 
     def silu_backward(self, g: Array, z: Array) -> Array:
         """`g silu'(z)`, (T, N)."""
         t, n = self._shape("g", g, 2)
-        self._check(g=(g, (t, n)), z=(z, (t, n)))
-        dz = self.memory.empty(t, n)
-        self._call("silu_backward", g, z, dz, t, n, self._silu)
+        self._check((("g", g, (t, n)), ("z", z, (t, n))))
+        dz = self.memory.empty((t, n))
+        self._call("silu_backward", (g, z, dz), t, n, self._silu)
         return dz
 
     def expf(self, x: Array) -> Array:
         """The exponential that SiLU uses, of a vector."""
         (count,) = self._shape("x", x, 1)
-        self._check(x=(x, (count,)))
-        y = self.memory.empty(count)
-        self._call("expf", x, y, count, self._silu)
+        self._check((("x", x, (count,)),))
+        y = self.memory.empty((count,))
+        self._call("expf", (x, y), count, self._silu)
         return y
 
     def timestep_mlp(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -140,9 +141,9 @@ class DetLinear:
             "grads.b2": self.bias_gradient(upstream),
         }
 
-    def _call(self, name: str, *arguments: Array | int | None) -> None:
-        plain = [value if isinstance(value, int | None) else self.memory.pointer(value) for value in arguments]
-        code = getattr(self._library, f"det_linear_{name}")(*plain, self._threads, self.memory.stream())
+    def _call(self, name: str, arrays: tuple[Array, ...], *numbers: int | None) -> None:
+        memory = self.memory
+        code = self._functions[name](*map(memory.pointer, arrays), *numbers, self._threads, memory.stream())
         if code:
             error = ValueError if code == _BAD_ARGUMENT else RuntimeError
             raise error(f"{CONTRACT}, {name}: {self._text('last_error')}")
@@ -151,31 +152,31 @@ class DetLinear:
         return (getattr(self._library, f"det_linear_{name}")() or b"").decode()
 
     def _shape(self, name: str, array: Array, dimensions: int) -> tuple[int, ...]:
-        if not self.memory.is_array(array) or array.ndim != dimensions:
+        if not isinstance(array, self.memory.array) or array.ndim != dimensions:
             raise ValueError(f"{name} must be a {self.memory.noun} of {dimensions} dimension(s)")
-        return tuple(array.shape)
+        shape: tuple[int, ...] = array.shape
+        return shape
 
-    def _check(self, **arrays: tuple[Any, tuple[int, ...]]) -> None:
+    def _check(self, arrays: tuple[tuple[str, Array, tuple[int, ...]], ...]) -> None:
         """Raise ValueError unless every array is a non-empty float32 array in C order with the shape beside it."""
-        for name, (array, shape) in arrays.items():
-            if not self.memory.is_array(array) or not self.memory.is_float32(array):
-                raise ValueError(f"{name} must be a {self.memory.noun} of {self.memory.kind}")
-            if tuple(array.shape) != shape:
-                raise ValueError(f"{name} has shape {tuple(array.shape)}, expected {shape}")
+        memory = self.memory
+        for name, array, shape in arrays:
+            if not isinstance(array, memory.array) or not memory.is_float32(array):
+                raise ValueError(f"{name} must be a {memory.noun} of {memory.kind}")
+            if array.shape != shape:
+                raise ValueError(f"{name} has shape {tuple(array.shape)}, expected {tuple(shape)}")
             if 0 in shape:
-                raise ValueError(f"{name} is empty: its shape is {shape}")
-            if not self.memory.is_contiguous(array):
+                raise ValueError(f"{name} is empty: its shape is {tuple(shape)}")
+            if not memory.is_contiguous(array):
                 raise ValueError(f"{name} must be contiguous, in C order")
 
 
 class _Host:
     """Arrays of NumPy."""
 
+    array: type = np.ndarray
     noun = "NumPy array"
     kind = "float32 in native byte order"
-
-    def is_array(self, array: Any) -> bool:
-        return isinstance(array, np.ndarray)
 
     def is_float32(self, array: Any) -> bool:
         return bool(array.dtype == np.dtype("=f4"))
@@ -183,7 +184,7 @@ class _Host:
     def is_contiguous(self, array: Any) -> bool:
         return bool(array.flags.c_contiguous)
 
-    def empty(self, *shape: int) -> Array:
+    def empty(self, shape: tuple[int, ...]) -> Array:
         return np.empty(shape, dtype=np.float32)
 
     def pointer(self, array: Any) -> int:
@@ -194,34 +195,40 @@ class _Host:
 
 
 class _Gpu:
-    """Tensors of torch on the current CUDA device."""
+    """Tensors of torch on the CUDA device that was current at first.
+
+    A small batch takes the GPU some 10 us a call, less than careless checks of its arguments would take.
+    """
 
     noun = "torch tensor"
-    kind = "float32 on the current CUDA device"
 
     def __init__(self) -> None:
         import torch
 
-        self._torch = torch
-
-    def is_array(self, array: Any) -> bool:
-        return isinstance(array, self._torch.Tensor)
+        self.array: type = torch.Tensor
+        self.kind = f"float32 on CUDA device {torch.cuda.current_device()}"
+        self._device = torch.device("cuda", torch.cuda.current_device())
+        self._float32 = torch.float32
+        self._empty = torch.empty
+        self._stream = torch.cuda.current_stream
 
     def is_float32(self, array: Any) -> bool:
-        here = self._torch.cuda.current_device()
-        return bool(array.dtype == self._torch.float32 and array.is_cuda and array.device.index == here)
+        return array.dtype is self._float32 and array.device == self._device
 
     def is_contiguous(self, array: Any) -> bool:
-        return bool(array.is_contiguous())
+        contiguous: bool = array.is_contiguous()
+        return contiguous
 
-    def empty(self, *shape: int) -> Array:
-        return self._torch.empty(shape, dtype=self._torch.float32, device="cuda")
+    def empty(self, shape: tuple[int, ...]) -> Array:
+        return self._empty(shape, dtype=self._float32, device=self._device)
 
     def pointer(self, array: Any) -> int:
-        return int(array.data_ptr())
+        pointer: int = array.data_ptr()
+        return pointer
 
     def stream(self) -> int:
-        return int(self._torch.cuda.current_stream().cuda_stream) or _LEGACY_STREAM
+        stream: int = self._stream(self._device).cuda_stream
+        return stream or _LEGACY_STREAM
 
 
 def load(context: Context, silu: int) -> Run:

@@ -1,16 +1,10 @@
 // The ABI on a GPU: which kernels compute a product, in which tiles and how many parts. None of that changes a bit.
-#include <initializer_list>
 #include <type_traits>
 
 #include "machine.cuh"
 #include "pack.cuh"
 #include "product.cuh"
 #include "rows.cuh"
-
-#if defined(DET_LINEAR_TUNE)
-// A benchmark's own build: -1 leaves a choice to the library.
-extern "C" __attribute__((visibility("default"))) int det_linear_tune[3] = {-1, -1, -1};  // shape, parts, rows
-#endif
 
 namespace det {
 namespace {
@@ -24,9 +18,13 @@ constexpr int64_t kMostPartial = int64_t{1} << 28;
 using Square = Shape<128, 128, 8, 8, 4, 2>;
 using Half = Shape<64, 128, 8, 8, 4, 4>;
 using Small = Shape<64, 64, 4, 8, 4, 4>;
-using Wide = Shape<128, 256, 8, 16, 4, 1>;
 
 int64_t pieces(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
+template <class S>
+int64_t tiles(int64_t rows, int64_t columns) {
+    return pieces(rows, S::kRows) * pieces(columns, S::kColumns);
+}
 
 int64_t padded(int64_t count) { return pieces(count, 4) * 4; }
 
@@ -52,17 +50,20 @@ Status packs(const float *values, int64_t rows, int64_t columns, int64_t all_col
 template <class S, Combine kCombine>
 Status launch(const Factors &f, const Result &out, int64_t parts, cudaStream_t stream) {
     const int bytes = S::shared_bytes(kCombine != Combine::chain && f.segments_a_block > 1);
-    const cudaError_t set =
-        cudaFuncSetAttribute(product<S, kCombine>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    if (set != cudaSuccess) return outcome(set, "shared memory");
-    const int64_t tiles = pieces(f.rows, S::kRows) * pieces(f.columns, S::kColumns);
-    const dim3 blocks(static_cast<unsigned>(tiles), static_cast<unsigned>(parts));
+    static OncePerDevice allowed;
+    const Status status = allowed.ensure([] {
+        return cudaFuncSetAttribute(product<S, kCombine>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    S::shared_bytes(kCombine != Combine::chain));
+    });
+    if (status != Status::ok) return status;
+    const dim3 blocks(static_cast<unsigned>(tiles<S>(f.rows, f.columns)), static_cast<unsigned>(parts));
     product<S, kCombine><<<blocks, S::kThreads, bytes, stream>>>(f, out);
     return launched();
 }
 
-enum class Tiles { square, half, small, wide };
+enum class Tiles { square, half, small };
 
+// How a product is cut: into tiles, and its sum into parts whose sums are combined by another kernel.
 struct Plan {
     Tiles tiles;
     int64_t parts;
@@ -77,43 +78,36 @@ Status launch(const Plan &plan, const Factors &f, const Result &out, cudaStream_
             return launch<Half, kCombine>(f, out, plan.parts, stream);
         case Tiles::small:
             return launch<Small, kCombine>(f, out, plan.parts, stream);
-        case Tiles::wide:
-            return launch<Wide, kCombine>(f, out, plan.parts, stream);
     }
     return Status::failed;
 }
 
-Plan tuned(Plan plan) {
-#if defined(DET_LINEAR_TUNE)
-    if (det_linear_tune[0] >= 0) plan.tiles = static_cast<Tiles>(det_linear_tune[0]);
-    if (det_linear_tune[1] >= 0) plan.parts = det_linear_tune[1];
-#endif
-    return plan;
+// Tiles that are computed at once.
+template <class S>
+int64_t wave() {
+    return int64_t{S::kBlocks} * multiprocessors();
 }
 
-bool few(int64_t rows) {
-#if defined(DET_LINEAR_TUNE)
-    if (det_linear_tune[2] >= 0) return rows <= det_linear_tune[2];
-#endif
-    return rows <= kFewRows;
-}
-
+// The plans' numbers are measured on an H200 (`nox -s bench -- kernel`): the last wave of blocks is seldom full, so that
+// a sum is cut until there are several waves; small tiles fill the GPU with few rows, and keep lanes of few terms cheap.
 Plan forward_plan(int64_t t, int64_t n, int64_t k) {
-    Plan plan{t <= 64 ? Tiles::small : t <= 512 ? Tiles::half : Tiles::square, 1};
-    const int64_t side = plan.tiles == Tiles::small ? 64 * 64 : plan.tiles == Tiles::half ? 64 * 128 : 128 * 128;
-    const int64_t tiles = pieces(t * n, side), wanted = 8 * multiprocessors();
-    while (plan.parts < kLanes && tiles * plan.parts < wanted && 2 * plan.parts * t * n <= kMostPartial) plan.parts *= 2;
-    if (k <= 4 * kLanes * kStep) plan.parts = 1;
-    return tuned(plan);
+    if (lane_terms(k) <= 2 * kStep) return {Tiles::small, 1};
+    Plan plan{t <= 256 ? Tiles::small : Tiles::square, 1};
+    const bool small = plan.tiles == Tiles::small;
+    const int64_t blocks = small ? tiles<Small>(t, n) : tiles<Square>(t, n);
+    const int64_t wanted = small ? 4 * wave<Small>() : 8 * wave<Square>();
+    while (plan.parts < kLanes && blocks * plan.parts < wanted && 2 * plan.parts * t * n <= kMostPartial) plan.parts *= 2;
+    return plan;
 }
 
 Plan input_plan(int64_t t, int64_t n, int64_t k) {
-    Plan plan{t <= 64 ? Tiles::small : t <= 512 ? Tiles::half : Tiles::square, 1};
-    const int64_t segments = pieces(n, kSegment);
-    if (t <= 128 && segments * t * k <= kMostPartial) plan.parts = segments;
-    plan = tuned(plan);
-    if (plan.parts > 1) plan.parts = segments;
-    return plan;
+    const int64_t blocks = tiles<Small>(t, k), segments = pieces(n, kSegment);
+    if (blocks > wave<Small>()) return {Tiles::half, 1};
+    return {Tiles::small, 2 * blocks < wave<Small>() && segments * t * k <= kMostPartial ? segments : 1};
+}
+
+Plan weight_plan(int64_t t, int64_t n, int64_t k) {
+    return {t <= 128 || tiles<Half>(n, k) < wave<Half>() ? Tiles::small : Tiles::square, 1};
 }
 
 // Calls work(row, rows) for parts of a few rows, whose number is a constant.
@@ -237,51 +231,47 @@ Status forward(const float *x, const float *w, const float *bias, float *y, floa
                Activation activation, const Where &where) {
     const cudaStream_t stream = stream_of(where);
     const Result out{y, 0, bias, pre, activation};
-    if (few(t)) return forward_few(x, w, out, t, n, k, stream);
+    if (t <= kFewRows) return forward_few(x, w, out, t, n, k, stream);
     const Plan plan = forward_plan(t, n, k);
     const int64_t lane = lane_terms(k), terms = lane * kLanes;
     if (terms > INT32_MAX) return outcome(cudaErrorInvalidValue, "K is too large");
-    const Scratch a(terms * padded(t), stream), b(terms * padded(n), stream);
-    const Scratch partial(plan.parts > 1 ? plan.parts * t * n : 1, stream);
-    for (const Scratch *one : {&a, &b, &partial}) {
-        if (one->status() != Status::ok) return one->status();
-    }
-    Status status = packs(x, t, k, terms, -0.0f, LaneOrder{lane}, a.data(), stream);
-    if (status == Status::ok) status = packs(w, n, k, terms, 0.0f, LaneOrder{lane}, b.data(), stream);
+    const Scratch scratch(terms * (padded(t) + padded(n)) + (plan.parts > 1 ? plan.parts * t * n : 0), stream);
+    if (scratch.status() != Status::ok) return scratch.status();
+    float *const a = scratch.data(), *const b = a + terms * padded(t), *const partial = b + terms * padded(n);
+    Status status = packs(x, t, k, terms, -0.0f, LaneOrder{lane}, a, stream);
+    if (status == Status::ok) status = packs(w, n, k, terms, 0.0f, LaneOrder{lane}, b, stream);
     if (status != Status::ok) return status;
-    const Factors f{a.data(), b.data(), padded(t), padded(n), static_cast<int>(t), static_cast<int>(n),
+    const Factors f{a, b, padded(t), padded(n), static_cast<int>(t), static_cast<int>(n),
                     static_cast<int>(terms), static_cast<int>(lane), static_cast<int>(kLanes / plan.parts)};
     if (plan.parts == 1) return launch<Combine::tree>(plan, f, out, stream);
-    const Result sums{partial.data(), t * n, nullptr, nullptr, Activation::none};
+    const Result sums{partial, t * n, nullptr, nullptr, Activation::none};
     status = launch<Combine::tree>(plan, f, sums, stream);
-    return status == Status::ok ? combined<Combine::tree>(partial.data(), plan.parts, t, n, out, stream) : status;
+    return status == Status::ok ? combined<Combine::tree>(partial, plan.parts, t, n, out, stream) : status;
 }
 
 Status input_gradient(const float *g, const float *w, float *dx, int64_t t, int64_t n, int64_t k, const Where &where) {
     const cudaStream_t stream = stream_of(where);
-    if (few(t)) return gradient_few(g, w, dx, t, n, k, stream);
+    if (t <= kFewRows) return gradient_few(g, w, dx, t, n, k, stream);
     const Plan plan = input_plan(t, n, k);
-    const Scratch a(n * padded(t), stream), partial(plan.parts > 1 ? plan.parts * t * k : 1, stream);
-    for (const Scratch *one : {&a, &partial}) {
-        if (one->status() != Status::ok) return one->status();
-    }
-    Status status = packs(g, t, n, n, 0.0f, SameOrder(), a.data(), stream);
+    const Scratch scratch(n * padded(t) + (plan.parts > 1 ? plan.parts * t * k : 0), stream);
+    if (scratch.status() != Status::ok) return scratch.status();
+    float *const a = scratch.data(), *const partial = a + n * padded(t);
+    Status status = packs(g, t, n, n, 0.0f, SameOrder(), a, stream);
     if (status != Status::ok) return status;
-    const Factors f{a.data(), w, padded(t), k, static_cast<int>(t), static_cast<int>(k), static_cast<int>(n), kSegment,
+    const Factors f{a, w, padded(t), k, static_cast<int>(t), static_cast<int>(k), static_cast<int>(n), kSegment,
                     static_cast<int>(plan.parts > 1 ? 1 : pieces(n, kSegment))};
     if (plan.parts == 1) return launch<Combine::left>(plan, f, Result{dx}, stream);
-    status = launch<Combine::left>(plan, f, Result{partial.data(), t * k}, stream);
-    return status == Status::ok ? combined<Combine::left>(partial.data(), plan.parts, t, k, Result{dx}, stream) : status;
+    status = launch<Combine::left>(plan, f, Result{partial, t * k}, stream);
+    return status == Status::ok ? combined<Combine::left>(partial, plan.parts, t, k, Result{dx}, stream) : status;
 }
 
 Status weight_gradient(const float *g, const float *x, float *dw, int64_t t, int64_t n, int64_t k, const Where &where) {
     const cudaStream_t stream = stream_of(where);
     const Aligned a(g, t, n, stream);
     if (a.status != Status::ok) return a.status;
-    const Plan plan = tuned(Plan{Tiles::square, 1});
     const Factors f{a.data, x, a.leading, k, static_cast<int>(n), static_cast<int>(k), static_cast<int>(t),
                     static_cast<int>(pieces(t, kStep) * kStep), 1};
-    return launch<Combine::chain>(Plan{plan.tiles, 1}, f, Result{dw}, stream);
+    return launch<Combine::chain>(weight_plan(t, n, k), f, Result{dw}, stream);
 }
 
 Status bias_gradient(const float *g, float *db, int64_t t, int64_t n, const Where &where) {

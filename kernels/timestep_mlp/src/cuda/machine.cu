@@ -38,10 +38,14 @@ cudaMemPool_t pool() {
 }
 
 const char *no_code() {
-    cudaFuncAttributes attributes;
-    const cudaError_t error = cudaFuncGetAttributes(&attributes, probe);
-    if (error == cudaSuccess) return nullptr;
-    cudaGetLastError();
+    static OncePerDevice found;
+    cudaError_t error = cudaSuccess;
+    const Status status = found.ensure([&error] {
+        cudaFuncAttributes attributes;
+        error = cudaFuncGetAttributes(&attributes, probe);
+        return error;
+    });
+    if (status == Status::ok) return nullptr;
     int device = 0, major = 0, minor = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
@@ -49,6 +53,15 @@ const char *no_code() {
     snprintf(words, sizeof words, "the library holds no code for GPU %d, which has capability %d.%d (%s)", device, major,
              minor, cudaGetErrorString(error));
     return words;
+}
+
+// Asking for flags is refused while the stream records a graph; asking whether it does so finds a dead one less surely.
+cudaError_t living(cudaStream_t stream) {
+    cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+    const cudaError_t error = cudaStreamIsCapturing(stream, &capturing);
+    if (error != cudaSuccess || capturing != cudaStreamCaptureStatusNone) return error;
+    unsigned flags = 0;
+    return cudaStreamGetFlags(stream, &flags);
 }
 
 }  // namespace
@@ -74,8 +87,7 @@ const char *refusal(const Where &where, const Given *given, int64_t count, int64
     int current = 0;
     cudaError_t error = cudaGetDevice(&current);
     if (error == cudaSuccess && no_code() != nullptr) return words;
-    unsigned flags = 0;
-    if (error == cudaSuccess) error = cudaStreamGetFlags(static_cast<cudaStream_t>(where.stream), &flags);
+    if (error == cudaSuccess) error = living(static_cast<cudaStream_t>(where.stream));
     if (error != cudaSuccess) {
         cudaGetLastError();
         snprintf(words, sizeof words, "stream is not a living stream of this process: %s", cudaGetErrorString(error));
