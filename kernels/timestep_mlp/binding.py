@@ -174,7 +174,7 @@ class DetLinear:
 class _Host:
     """Arrays of NumPy."""
 
-    array: type = np.ndarray
+    array: Any = np.ndarray
     noun = "NumPy array"
     kind = "float32 in native byte order"
 
@@ -205,7 +205,7 @@ class _Gpu:
     def __init__(self) -> None:
         import torch
 
-        self.array: type = torch.Tensor
+        self.array: Any = torch.Tensor
         self.kind = f"float32 on CUDA device {torch.cuda.current_device()}"
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._float32 = torch.float32

@@ -18,4 +18,4 @@ def compile_library() -> Path:
     Raises Unavailable when this interpreter has no ziglang, BitmatrixError when the sources don't compile.
     """
     here = Environment(stack="toolchain", isolation="host", python=sys.executable, identity="this interpreter")
-    return library.build(default_cache() / "tests", OP_FOLDER, here).path
+    return library.build(default_cache() / "tests", OP_FOLDER, "cpu", here).path

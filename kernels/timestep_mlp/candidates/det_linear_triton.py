@@ -23,14 +23,14 @@ ROWS, COLUMNS, TERMS = 32, 64, 32
 @triton.jit
 def product_kernel(
     a, b, bias, out, rows, columns, terms, a_row, a_term, b_term, b_column,
-    biased: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr,
+    biased: tl.constexpr, row_tile: tl.constexpr, column_tile: tl.constexpr, term_tile: tl.constexpr,
 ):  # fmt: skip
     """out[i, j] = bias[j] + the sum over r of a[i, r] b[r, j], by the strides of a and b."""
-    i = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    j = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)
-    r = tl.arange(0, TERMS).to(tl.int64)
-    total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-    for start in range(0, terms, TERMS):
+    i = (tl.program_id(0) * row_tile + tl.arange(0, row_tile)).to(tl.int64)
+    j = (tl.program_id(1) * column_tile + tl.arange(0, column_tile)).to(tl.int64)
+    r = tl.arange(0, term_tile).to(tl.int64)
+    total = tl.zeros((row_tile, column_tile), dtype=tl.float32)
+    for start in range(0, terms, term_tile):
         there = start + r < terms
         left = tl.load(
             a + i[:, None] * a_row + (start + r)[None, :] * a_term,
@@ -47,7 +47,7 @@ def product_kernel(
 
 
 def product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """`a b`, plus `bias` on every row: a (I, R), b (R, J), float32, any strides. Raises ValueError for another thing."""
+    """`a b`, plus `bias` on every row: a (I, R), b (R, J), float32, any strides. Raises ValueError."""
     for name, tensor in (("a", a), ("b", b), ("bias", bias)):
         if tensor is not None and tensor.dtype != torch.float32:
             raise ValueError(f"{name} must be float32, not {tensor.dtype}")
@@ -62,7 +62,7 @@ def product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) 
     grid = (triton.cdiv(rows, ROWS), triton.cdiv(columns, COLUMNS))
     product_kernel[grid](
         a, b, out if bias is None else bias, out, rows, columns, terms, *a.stride(), *b.stride(),
-        biased=bias is not None, ROWS=ROWS, COLUMNS=COLUMNS, TERMS=TERMS, num_warps=4, num_stages=3,
+        biased=bias is not None, row_tile=ROWS, column_tile=COLUMNS, term_tile=TERMS, num_warps=4, num_stages=3,
     )  # fmt: skip
     return out
 

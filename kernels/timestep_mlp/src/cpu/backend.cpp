@@ -1,5 +1,5 @@
 // The ABI on a CPU. One exponential serves both activations: the nearest float.
-#include "backend.h"
+#include "../backend.h"
 
 #include <stdio.h>
 

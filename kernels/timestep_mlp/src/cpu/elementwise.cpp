@@ -1,6 +1,6 @@
 #include "elementwise.h"
 
-#include "exponential.h"
+#include "../exponential.h"
 #include "parallel.h"
 
 namespace det {
