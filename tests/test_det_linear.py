@@ -22,6 +22,7 @@ from harness.cell.op import Context, Unavailable, load_module
 Array = npt.NDArray[np.float32]
 
 candidate: Any = load_module(OP_FOLDER / "candidates" / "det_linear.py", "det_linear_candidate")
+binding: Any = load_module(OP_FOLDER / "binding.py", "binding")
 golden: Any = load_module(OP_FOLDER / "candidates" / "golden.py", "golden_candidate")
 reference: Any = load_module(OP_FOLDER / "reference.py", "reference")
 
@@ -33,7 +34,7 @@ def library() -> Path:
 
 @pytest.fixture(scope="session")
 def kernel(library: Path) -> Any:
-    return candidate.DetLinear(library, threads=2)
+    return binding.DetLinear(library, threads=2)
 
 
 def same_bits(found: Array, expected: Array) -> bool:
@@ -86,7 +87,7 @@ OUTPUTS = st.one_of(st.integers(1, 40), st.sampled_from([63, 64, 65, 129]))
 def test_every_product_has_the_contracts_bits(
     library: Path, t: int, n: int, k: int, maker: Callable[..., Array], seed: int, threads: int
 ) -> None:
-    kernel, random = candidate.DetLinear(library, threads), np.random.default_rng(seed)
+    kernel, random = binding.DetLinear(library, threads), np.random.default_rng(seed)
     x, w, g, bias = maker(random, (t, k)), maker(random, (n, k)), maker(random, (t, n)), maker(random, (1, n))[0]
     z = reference.forward(x, w, bias)
     assert same_bits(kernel.forward(x, w, bias), z)
@@ -217,7 +218,7 @@ def test_the_callers_floating_point_mode_changes_nothing_and_is_restored(
 ) -> None:
     random = np.random.default_rng(9)
     x, w, g, bias = (tiny(random, shape) for shape in ((30, 64), (40, 64), (30, 40), (40,)))
-    kernel = candidate.DetLinear(library, threads)
+    kernel = binding.DetLinear(library, threads)
     calls: tuple[Callable[[], Array], ...] = (
         lambda: kernel.forward(x, w, bias),
         lambda: kernel.input_gradient(g, w),
@@ -270,7 +271,7 @@ def at(array: Array, floats: int = 0) -> int:
         ({"t": 0}, "T is 0; it must be positive"),
         ({"n": -1}, "N is -1; it must be positive"),
         ({"k": 2**62}, "x would have more elements than fit in memory"),
-        ({"activation": 2}, "activation is 2"),
+        ({"activation": 3}, "activation is 3"),
         ({"activation": 1}, "pre is null"),
         ({"pre": at(np.zeros(6, "f4"))}, "pre is given, but there is no activation"),
         ({"threads": 0}, "threads is 0; it must be between 1 and 1024"),
@@ -288,9 +289,9 @@ def test_the_library_refuses_and_writes_nothing(kernel: Any, changes: dict[str, 
 
 def test_an_output_that_overlaps_an_argument_is_refused(kernel: Any) -> None:
     memory = np.ones(64, "f4")
-    refused = kernel._library.det_linear_silu_backward(at(memory), at(memory, 16), at(memory, 15), 4, 4, 1, None)
+    refused = kernel._library.det_linear_silu_backward(at(memory), at(memory, 16), at(memory, 15), 4, 4, 1, 1, None)
     assert (refused, kernel._text("last_error")) == (1, "dz is written and overlaps g")
-    assert kernel._library.det_linear_silu_backward(at(memory), at(memory), at(memory, 16), 4, 4, 1, None) == 0
+    assert kernel._library.det_linear_silu_backward(at(memory), at(memory), at(memory, 16), 4, 4, 1, 1, None) == 0
 
 
 def test_a_device_without_a_library_is_unavailable(library: Path) -> None:
@@ -299,6 +300,6 @@ def test_a_device_without_a_library_is_unavailable(library: Path) -> None:
 
 
 def test_a_library_of_another_abi_is_refused(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidate, "ABI_VERSION", 2)
-    with pytest.raises(RuntimeError, match="ABI version 1, for cpu; wanted is h3-det-linear-v1, ABI version 2"):
-        candidate.DetLinear(library, 1)
+    monkeypatch.setattr(binding, "ABI_VERSION", 3)
+    with pytest.raises(RuntimeError, match="ABI version 2, for cpu; wanted is h3-det-linear-v1, ABI version 3"):
+        binding.DetLinear(library, 1)

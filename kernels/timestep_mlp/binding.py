@@ -6,7 +6,7 @@ The one place that knows the C ABI. torch is imported only for a GPU.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ _ARGUMENTS = {
     "weight_gradient": [_MATRIX] * 3 + [_SIZE] * 3 + _WHERE,
     "bias_gradient": [_MATRIX] * 2 + [_SIZE] * 2 + _WHERE,
     "silu_backward": [_MATRIX] * 3 + [_SIZE] * 2 + [_NUMBER, *_WHERE],
+    "mlp_forward": [_MATRIX] * 8 + [_SIZE] * 4 + [_NUMBER, *_WHERE],
+    "mlp_backward": [_MATRIX] * 13 + [_SIZE] * 4 + [_NUMBER, *_WHERE],
     "expf": [_MATRIX] * 2 + [_SIZE, _NUMBER, *_WHERE],
 }
 _TEXTS = ("contract", "device", "unavailable", "last_error")
@@ -128,18 +130,31 @@ class DetLinear:
 
     def timestep_mlp(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The whole operator and its gradients: inputs and results by name as op.py declares them."""
-        x, w1, w2, upstream = inputs["x"], inputs["w1"], inputs["w2"], inputs["upstream"]
-        hidden, z = self.forward_silu(x, w1, inputs["b1"])
-        out = self.forward(hidden, w2, inputs["b2"])
-        dz = self.silu_backward(self.input_gradient(upstream, w2), z)
-        return {
-            "out": out,
-            "grads.x": self.input_gradient(dz, w1),
-            "grads.w1": self.weight_gradient(dz, x),
-            "grads.b1": self.bias_gradient(dz),
-            "grads.w2": self.weight_gradient(upstream, hidden),
-            "grads.b2": self.bias_gradient(upstream),
-        }
+        out, kept = self.mlp_forward(inputs)
+        return {"out": out, **self.mlp_backward(inputs, kept)}
+
+    def mlp_forward(self, inputs: Mapping[str, Array]) -> tuple[Array, tuple[Array, Array]]:
+        """The output (T, N), and what the gradients need: the pre-activation and the hidden layer, both (T, H)."""
+        (t, k), (h, _), (n, _) = (self._shape(name, inputs[name], 2) for name in ("x", "w1", "w2"))
+        arrays = tuple(inputs[name] for name in ("x", "w1", "b1", "w2", "b2"))
+        shapes = ((t, k), (h, k), (h,), (n, h), (n,))
+        self._check(zip(("x", "w1", "b1", "w2", "b2"), arrays, shapes, strict=True))
+        empty = self.memory.empty
+        z, hidden, out = empty((t, h)), empty((t, h)), empty((t, n))
+        self._call("mlp_forward", (*arrays, z, hidden, out), t, k, h, n, self._silu)
+        return out, (z, hidden)
+
+    def mlp_backward(self, inputs: Mapping[str, Array], kept: tuple[Array, Array]) -> dict[str, Array]:
+        """Every gradient as `grads.<input>`; `kept` is what `mlp_forward` gave for the same inputs."""
+        (t, k), (h, _), (n, _) = (self._shape(name, inputs[name], 2) for name in ("x", "w1", "w2"))
+        arrays = (*(inputs[name] for name in ("upstream", "x", "w1", "w2")), *kept)
+        shapes = ((t, n), (t, k), (h, k), (n, h), (t, h), (t, h))
+        self._check(zip(("upstream", "x", "w1", "w2", "z", "hidden"), arrays, shapes, strict=True))
+        empty = self.memory.empty
+        dx, dw1, db1, dw2, db2 = empty((t, k)), empty((h, k)), empty((h,)), empty((n, h)), empty((n,))
+        inner = empty((t, h)), empty((t, h))
+        self._call("mlp_backward", (*arrays, dx, dw1, db1, dw2, db2, *inner), t, k, h, n, self._silu)
+        return {"grads.x": dx, "grads.w1": dw1, "grads.b1": db1, "grads.w2": dw2, "grads.b2": db2}
 
     def _call(self, name: str, arrays: tuple[Array, ...], *numbers: int | None) -> None:
         memory = self.memory
@@ -157,7 +172,7 @@ class DetLinear:
         shape: tuple[int, ...] = array.shape
         return shape
 
-    def _check(self, arrays: tuple[tuple[str, Array, tuple[int, ...]], ...]) -> None:
+    def _check(self, arrays: Iterable[tuple[str, Array, tuple[int, ...]]]) -> None:
         """Raise ValueError unless every array is a non-empty float32 array in C order with the shape beside it."""
         memory = self.memory
         for name, array, shape in arrays:

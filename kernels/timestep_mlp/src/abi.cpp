@@ -105,6 +105,12 @@ int32_t check_silu(int32_t activation) {
     return fail(DET_LINEAR_BAD_ARGUMENT, "activation is %d; it must be 1 (SiLU) or 2 (portable SiLU)", activation);
 }
 
+int32_t check_mlp(int64_t t, int64_t k, int64_t h, int64_t n, int32_t activation) {
+    if (const int32_t code = check_sizes(t, n, k)) return code;
+    if (const int32_t code = check_size("H", h, 4)) return code;
+    return check_silu(activation);
+}
+
 }  // namespace
 
 const char *det_linear_contract(void) { return "h3-det-linear-v1"; }
@@ -170,6 +176,57 @@ int32_t det_linear_silu_backward(const float *g, const float *z, float *dz, int6
     const Matrix matrices[] = {{"g", g, t, n}, {"z", z, t, n}, {"dz", dz, t, n, Use::written}};
     if (const int32_t code = check(matrices, where)) return code;
     return answer(det::silu_backward(g, z, dz, t * n, static_cast<det::Activation>(activation), where));
+}
+
+int32_t det_linear_mlp_forward(const float *x, const float *w1, const float *b1, const float *w2, const float *b2,
+                               float *z, float *hidden, float *y, int64_t t, int64_t k, int64_t h, int64_t n,
+                               int32_t activation, int32_t threads, void *stream) {
+    const det::Where where{threads, stream};
+    if (const int32_t code = check_mlp(t, k, h, n, activation)) return code;
+    const Matrix matrices[] = {{"x", x, t, k, Use::read, true},   {"w1", w1, h, k, Use::read, true},
+                               {"b1", b1, 1, h},                  {"w2", w2, n, h, Use::read, true},
+                               {"b2", b2, 1, n},                  {"z", z, t, h, Use::written},
+                               {"hidden", hidden, t, h, Use::written, true}, {"y", y, t, n, Use::written}};
+    if (const int32_t code = check(matrices, where)) return code;
+    const auto silu = static_cast<det::Activation>(activation);
+    det::Status status = det::forward(x, w1, b1, hidden, z, t, h, k, silu, where);
+    if (status == det::Status::ok) {
+        status = det::forward(hidden, w2, b2, y, nullptr, t, n, h, det::Activation::none, where);
+    }
+    return answer(status);
+}
+
+int32_t det_linear_mlp_backward(const float *g, const float *x, const float *w1, const float *w2, const float *z,
+                                const float *hidden, float *dx, float *dw1, float *db1, float *dw2, float *db2,
+                                float *dhidden, float *dz, int64_t t, int64_t k, int64_t h, int64_t n,
+                                int32_t activation, int32_t threads, void *stream) {
+    const det::Where where{threads, stream};
+    if (const int32_t code = check_mlp(t, k, h, n, activation)) return code;
+    const Matrix matrices[] = {
+        {"g", g, t, n},
+        {"x", x, t, k, Use::read, true},
+        {"w1", w1, h, k, Use::read, true},
+        {"w2", w2, n, h, Use::read, true},
+        {"z", z, t, h},
+        {"hidden", hidden, t, h, Use::read, true},
+        {"dx", dx, t, k, Use::written, true},
+        {"dw1", dw1, h, k, Use::written, true},
+        {"db1", db1, 1, h, Use::written},
+        {"dw2", dw2, n, h, Use::written, true},
+        {"db2", db2, 1, n, Use::written},
+        {"dhidden", dhidden, t, h, Use::written, true},
+        {"dz", dz, t, h, Use::written, true},
+    };
+    if (const int32_t code = check(matrices, where)) return code;
+    const auto silu = static_cast<det::Activation>(activation);
+    det::Status status = det::input_gradient(g, w2, dhidden, t, n, h, where);
+    if (status == det::Status::ok) status = det::silu_backward(dhidden, z, dz, t * h, silu, where);
+    if (status == det::Status::ok) status = det::weight_gradient(g, hidden, dw2, t, n, h, where);
+    if (status == det::Status::ok) status = det::bias_gradient(g, db2, t, n, where);
+    if (status == det::Status::ok) status = det::input_gradient(dz, w1, dx, t, h, k, where);
+    if (status == det::Status::ok) status = det::weight_gradient(dz, x, dw1, t, h, k, where);
+    if (status == det::Status::ok) status = det::bias_gradient(dz, db1, t, h, where);
+    return answer(status);
 }
 
 int32_t det_linear_expf(const float *x, float *y, int64_t count, int32_t activation, int32_t threads, void *stream) {

@@ -84,6 +84,18 @@ DET_LINEAR_API int32_t det_linear_bias_gradient(const float *g, float *db, int64
 DET_LINEAR_API int32_t det_linear_silu_backward(const float *g, const float *z, float *dz, int64_t t, int64_t n,
                                                 int32_t activation, int32_t threads, void *stream);
 
+/* A layer with SiLU and one without, as the calls above one after the other: H outputs of the first are the inputs of the
+ * second. z, hidden = silu(z) are (T, H), y is (T, N). Both K and H must be multiples of 4. */
+DET_LINEAR_API int32_t det_linear_mlp_forward(const float *x, const float *w1, const float *b1, const float *w2,
+                                              const float *b2, float *z, float *hidden, float *y, int64_t t, int64_t k,
+                                              int64_t h, int64_t n, int32_t activation, int32_t threads, void *stream);
+
+/* All gradients of that, for the gradient g (T, N) of y; dhidden and dz (T, H) are those of hidden and z. */
+DET_LINEAR_API int32_t det_linear_mlp_backward(const float *g, const float *x, const float *w1, const float *w2,
+                                               const float *z, const float *hidden, float *dx, float *dw1, float *db1,
+                                               float *dw2, float *db2, float *dhidden, float *dz, int64_t t, int64_t k,
+                                               int64_t h, int64_t n, int32_t activation, int32_t threads, void *stream);
+
 /* y[i] = exp(x[i]) as `activation` takes it, so that it can be checked alone. */
 DET_LINEAR_API int32_t det_linear_expf(const float *x, float *y, int64_t count, int32_t activation, int32_t threads,
                                        void *stream);

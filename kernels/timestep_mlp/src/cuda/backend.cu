@@ -126,7 +126,7 @@ Status forward_few(const float *x, const float *w, const Result &out, int64_t t,
         Result part = out;
         part.values += row * n;
         if (part.pre != nullptr) part.pre += row * n;
-        const auto blocks = static_cast<unsigned>(pieces(n, kRowWarps));
+        const auto blocks = static_cast<unsigned>(pieces(n, kRowWarps * kWarpColumns<rows()>));
         forward_rows<rows()><<<blocks, kRowWarps * 32, 0, stream>>>(x + row * k, w, n, k, part);
     });
     return launched();

@@ -7,38 +7,57 @@ namespace det {
 
 constexpr int kRowWarps = 4, kSegment = 64;
 
-// y[t, n] for kRows rows: a warp an output column, its lanes the contract's lanes.
+// A warp takes two columns at once where it would else read more of x than of the weights.
+template <int kRows>
+constexpr int kWarpColumns = kRows >= 4 ? 2 : 1;
+
+// y[t, n] for kRows rows: a warp an output column or two, its lanes the contract's lanes.
 template <int kRows>
 __global__ void __launch_bounds__(kRowWarps * 32)
     forward_rows(const float *__restrict__ x, const float *__restrict__ w, int64_t n, int64_t k, Result out) {
-    const int64_t column = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / 32;
+    constexpr int kColumns = kWarpColumns<kRows>;
+    const int64_t first = (static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / 32) * kColumns;
     const int lane = threadIdx.x % 32;
-    if (column >= n) return;
-    const float4 *weights = reinterpret_cast<const float4 *>(w + column * k);
+    if (first >= n) return;
+    const float4 *weights[kColumns];
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+        // A column over the edge computes again what its neighbour does, and stores nothing.
+        weights[j] = reinterpret_cast<const float4 *>(w + (first + j < n ? first + j : first) * k);
+    }
     const int chunks = static_cast<int>(k / kChunk);
-    float sum[kRows] = {};
-#pragma unroll(kRows > 4 ? 3 : 7)
+    float sum[kColumns][kRows] = {};
+#pragma unroll(kRows > 4 ? 2 : kRows > 1 ? 4 : 7)
     for (int chunk = lane; chunk < chunks; chunk += kLanes) {
-        const float4 b = __ldcs(weights + chunk);
+        float4 b[kColumns];
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) b[j] = __ldcs(weights[j] + chunk);
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
             const float4 a = __ldg(reinterpret_cast<const float4 *>(x + i * k) + chunk);
-            sum[i] = __fmaf_rn(a.x, b.x, sum[i]);
-            sum[i] = __fmaf_rn(a.y, b.y, sum[i]);
-            sum[i] = __fmaf_rn(a.z, b.z, sum[i]);
-            sum[i] = __fmaf_rn(a.w, b.w, sum[i]);
+#pragma unroll
+            for (int j = 0; j < kColumns; ++j) {
+                sum[j][i] = __fmaf_rn(a.x, b[j].x, sum[j][i]);
+                sum[j][i] = __fmaf_rn(a.y, b[j].y, sum[j][i]);
+                sum[j][i] = __fmaf_rn(a.z, b[j].z, sum[j][i]);
+                sum[j][i] = __fmaf_rn(a.w, b[j].w, sum[j][i]);
+            }
         }
     }
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
+    for (int j = 0; j < kColumns; ++j) {
+        const int64_t column = first + j;
 #pragma unroll
-        for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-            sum[i] = __fadd_rn(sum[i], __shfl_xor_sync(~0u, sum[i], offset));
+        for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+            for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+                sum[j][i] = __fadd_rn(sum[j][i], __shfl_xor_sync(~0u, sum[j][i], offset));
+            }
+            if (lane != 0 || column >= n) continue;
+            const float v = __fadd_rn(out.bias[column], sum[j][i]);
+            out.values[i * n + column] = out.activation == Activation::none ? v : activated(v, out.activation);
+            if (out.pre != nullptr) out.pre[i * n + column] = v;
         }
-        if (lane != 0) continue;
-        const float v = __fadd_rn(out.bias[column], sum[i]);
-        out.values[i * n + column] = out.activation == Activation::none ? v : activated(v, out.activation);
-        if (out.pre != nullptr) out.pre[i * n + column] = v;
     }
 }
 
