@@ -1,7 +1,7 @@
 """The sessions: `nox -l` lists them, `nox -s matrix` does the whole thing.
 
 Each is one purpose and a call into `python -m harness`. Options after `--` go to it: --device, --isolation, --stack,
---mode, --case, --gpu, --fresh, --out, --cache. Needs what `pip install -e '.[nox]'` installs.
+--mode, --case, --gpu, --fresh, --strict, --bundle, --out, --cache. Needs what `pip install -e '.[nox]'` installs.
 """
 
 from __future__ import annotations
@@ -161,9 +161,52 @@ def lock(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def audit(session: nox.Session) -> None:
+    """Verify a run from its files alone: captures, records, report, locks, images. -- RUN (default out/latest)."""
+    alone(session, "audit")
+
+
+@nox.session(default=False)
+def bundle(session: nox.Session) -> None:
+    """Pack images, wheels, inputs, kernels and the checkout for a host without a network. -- --to FILE."""
+    alone(session, "bundle")
+
+
+@nox.session(default=False)
+def verify(session: nox.Session) -> None:
+    """Run the matrix and hold it against a baseline: -- BASELINE.json. Fails unless --grade (bits, verdicts) holds."""
+    alone(session, "verify")
+
+
+@nox.session(venv_backend="virtualenv", reuse_venv=True, default=False)
+def sbom(session: nox.Session) -> None:
+    """Write a bill of materials of each stack that was made here: CycloneDX, in out/sboms/. -- STACK for one."""
+    project(session, "sbom")
+    session.run("python", "-m", "harness", "sbom", *session.posargs)
+
+
+@nox.session(default=False)
 def clean(session: nox.Session) -> None:
     """Remove old runs and what no run needs. -- --keep N, --images, --all."""
     alone(session, "clean")
+
+
+@nox.session(default=False)
+def compare(session: nox.Session) -> None:
+    """What changed between two reports, the most likely cause first. -- A.json B.json."""
+    alone(session, "compare")
+
+
+@nox.session(default=False)
+def page(session: nox.Session) -> None:
+    """Write any report as one HTML file. -- REPORT.json REPORT.html."""
+    alone(session, "page")
+
+
+@nox.session(default=False)
+def figure(session: nox.Session) -> None:
+    """Draw a report's heat map, errors and latencies, SVG and PNG (needs '.[figures]'). -- REPORT.json FOLDER."""
+    alone(session, "figure")
 
 
 # Upkeep --------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from harness import tensors
 from harness.cell.op import Op
 from harness.errors import BitmatrixError
-from harness.files import read_json, write_json
+from harness.files import read_json, sha256_file, write_json
+from harness.measure import Measured
 from harness.tensors import TensorRef
 
 Status = Literal["done", "unavailable", "failed", "timed_out", "crashed", "not_run"]
@@ -38,6 +39,13 @@ class FileStamp(BaseModel):
 
     bytes: int
     modified_ns: int
+    sha256: str | None = None
+    """Of the whole file, its header too."""
+
+    def is_of(self, path: Path) -> bool:
+        """Whether the file still has this size and time."""
+        found = path.stat()
+        return (found.st_size, found.st_mtime_ns) == (self.bytes, self.modified_ns)
 
 
 class TensorFacts(BaseModel):
@@ -74,6 +82,8 @@ class Record(BaseModel):
     files: dict[str, FileStamp]
     """Case -> its tensor file."""
     claims: dict[str, Any]
+    measured: Measured = Measured()
+    """Which measures were asked for, and what the host itself found of them."""
     gpu: dict[str, Any] | None = None
     """The leased GPU, its driver, and its state before and after the cell, as the host read them; None on a cpu."""
 
@@ -164,7 +174,8 @@ def verified(folder: Path, record: Record, op: Op, cases: Iterable[int]) -> dict
     refs = {case: declared(folder, op, case) for case in cases}
     for case, tensors_of in refs.items():
         recorded = record.tensors.get(str(case), {})
-        touched = record.files.get(str(case)) != stamp(case_file(folder, case))
+        known = record.files.get(str(case))
+        touched = known is None or not known.is_of(case_file(folder, case))
         for name, ref in tensors_of.items():
             facts = recorded.get(name)
             if facts is None or (facts.dtype, tuple(facts.shape)) != (ref.dtype, ref.shape):
@@ -175,9 +186,9 @@ def verified(folder: Path, record: Record, op: Op, cases: Iterable[int]) -> dict
 
 
 def stamp(path: Path) -> FileStamp:
-    """A file's size and time of change."""
+    """A file's size, time of change and digest."""
     found = path.stat()
-    return FileStamp(bytes=found.st_size, modified_ns=found.st_mtime_ns)
+    return FileStamp(bytes=found.st_size, modified_ns=found.st_mtime_ns, sha256=sha256_file(path))
 
 
 def read(folder: Path) -> Record:

@@ -24,6 +24,10 @@ def clean(workspace: Workspace, *, keep: int, images: bool, everything: bool) ->
         return [*removed, f"{workspace.out}"]
     runs = sorted((path.parent for path in workspace.out.glob("*/run.json")), key=lambda path: path.name)
     kept = runs[len(runs) - keep :] if keep > 0 else []
+    # Runs are named by the clock, which may have run backwards: the newest is the one that `latest` names.
+    newest = (workspace.out / "latest").resolve()
+    if keep > 0 and newest in [folder.resolve() for folder in runs if folder not in kept]:
+        kept = [*kept[1:], workspace.out / newest.name]
     keys = {cell.key for folder in kept for cell in _cells(folder)}
     doomed = [folder for folder in runs if folder not in kept]
     for store in (workspace.cells, workspace.attempts):

@@ -12,21 +12,28 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 from harness import (
+    audit,
     base,
+    bundle,
+    changes,
     clean,
     collect,
     device,
     doctor,
     engine,
+    figure,
+    finding,
     inputs,
     isolation,
     library,
     matrix,
+    measure,
+    page,
     plan,
     preparation,
     render,
@@ -34,14 +41,16 @@ from harness import (
     resolve,
     run,
     rundir,
+    sbom,
     structure,
     toolkit,
+    verify,
 )
 from harness import environment as environments
 from harness.device import Device
 from harness.environment import StackRecord
 from harness.errors import BadInput, BitmatrixError
-from harness.files import write_text
+from harness.files import sha256_file, write_text
 from harness.matrix import DeviceName, Matrix
 from harness.plan import IsolationName, Plan, Selection
 from harness.progress import Progress
@@ -62,6 +71,8 @@ class Setup:
     chosen_because: str
     plan: Plan
     fresh: bool
+    bundled: list[str] | None
+    """The stacks of the bundle that the run is from; None without one."""
     gpus: tuple[str, ...]
     """The GPUs asked for, by index or UUID."""
 
@@ -118,8 +129,13 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _matrix(options: argparse.Namespace) -> int:
     setup = _setup(options, checked=True)
-    _can_run(setup)
     progress = Progress(len(setup.plan.cells))
+    return _report(_ran(setup, progress), setup.workspace, progress, strict=options.strict)
+
+
+def _ran(setup: Setup, progress: Progress) -> Path:
+    """Make every stack, run every cell that isn't done; returns the folder of the new run."""
+    _can_run(setup)
     progress.say(_describe(setup))
     _sweep(setup, progress)
     for name in setup.needed:
@@ -129,7 +145,23 @@ def _matrix(options: argparse.Namespace) -> int:
         prepared = _prepared(setup)
     for name in setup.plan.stacks():
         run.cells(prepared, name, fresh=setup.fresh, progress=progress)
-    return _report(rundir.assemble(prepared, setup.matrix), setup.workspace, progress)
+    return rundir.assemble(prepared, setup.matrix)
+
+
+def _verify(options: argparse.Namespace) -> int:
+    setup = _setup(options, checked=not options.run)
+    baseline = report.load(options.baseline)
+    verify.check(options.baseline, baseline, setup.plan)
+    progress = Progress(len(setup.plan.cells))
+    folder = rundir.find(setup.workspace, options.run) if options.run else _ran(setup, progress)
+    if not options.run:
+        with progress.step("comparing"):
+            collect.collect(folder, setup.workspace)
+    found = verify.verify(baseline, report.load(folder / "report.json"))
+    print(f"{options.baseline} against {folder.name}:")
+    for line in found.lines():
+        print(line)
+    return 0 if found.reaches(options.grade) else 1
 
 
 def _inputs(options: argparse.Namespace) -> int:
@@ -187,29 +219,118 @@ def _collect(options: argparse.Namespace) -> int:
     progress = Progress(0)
     if options.run:
         workspace = _workspace(options)
-        return _report(rundir.find(workspace, options.run), workspace, progress)
+        return _report(rundir.find(workspace, options.run), workspace, progress, strict=options.strict)
     setup = _setup(options)
-    return _report(rundir.assemble(_prepared(setup), setup.matrix), setup.workspace, progress)
+    folder = rundir.assemble(_prepared(setup), setup.matrix)
+    return _report(folder, setup.workspace, progress, strict=options.strict)
+
+
+def _bundle(options: argparse.Namespace) -> int:
+    setup = _setup(options, checked=True)
+    if setup.isolation != "docker":
+        raise BadInput("a bundle holds images: it is made with --isolation docker")
+    progress = Progress(0)
+    records = {name: _stack(setup, name, progress) for name in setup.needed}
+    whole = {name: one.environment for name, one in records.items() if one.environment and one.environment.lock}
+    for name in setup.needed:
+        if name not in whole:
+            progress.say(
+                f"stack {name} is left out: {records[name].reason or 'a published image is named by its registry'}"
+            )
+    if not whole:
+        raise BadInput("no stack could be made here: there is nothing to bundle")
+    _compile(setup, progress)
+    inputs_folder = _prepared(setup).inputs
+    name = f"bitmatrix-{setup.device}-{(rundir.commit() or 'nocommit')[:12]}.tar"
+    target = (options.to or setup.workspace.out / "bundles" / name).absolute()
+    with progress.step("packing"):
+        bundle.pack(
+            target,
+            setup.workspace,
+            setup.matrix,
+            setup.device,
+            whole,
+            inputs=inputs_folder,
+            dirty=options.dirty,
+            say=progress.say,
+        )
+    print(f"{target}: {target.stat().st_size / 2**20:.0f} MiB, sha256 {sha256_file(target)}")
+    return 0
+
+
+def _sbom(options: argparse.Namespace) -> int:
+    setup = _setup(options)
+    names = _known(setup.matrix, setup.device, options.names) or setup.needed
+    progress = Progress(0)
+    for name in names:
+        record = environments.recorded(setup.workspace, setup.device, name, setup.isolation)
+        if record is None or record.environment is None:
+            reason = record.reason if record else "was never made here: nox -s matrix"
+            progress.say(f"stack {name}: {reason}")
+            continue
+        with progress.step(f"bill of materials of {name}"):
+            print(sbom.make(setup.workspace, setup.device, record.environment))
+    return 0
+
+
+def _audit(options: argparse.Namespace) -> int:
+    workspace = _workspace(options)
+    folder = rundir.find(workspace, str(options.run or workspace.out / "latest"))
+    problems = audit.audit(folder, workspace, Progress(0), images=not options.no_images)
+    for problem in problems:
+        print(f"{folder.name}: {problem}")
+    if problems:
+        print(f"{folder.name}: doesn't hold, in {len(problems)} place(s)")
+        return 1
+    described = rundir.read(folder)
+    for note in audit.notes(described, workspace):
+        print(f"{folder.name}: note: {note}")
+    done = sum(cell.status == "done" for cell in described.cells)
+    images = "images not looked at" if options.no_images else "every image is there"
+    digest = sha256_file(folder / "report.json")
+    print(f"{folder.name}: holds: {done} cells, every tensor, record and comparison, the locks; {images}")
+    print(f"{folder.name}: report.json is sha256 {digest}, of commit {described.commit or 'unknown'}")
+    return 0
 
 
 def _lock(options: argparse.Namespace) -> int:
     workspace = _workspace(options)
     declared = matrix.load(workspace.matrix, workspace.kernels)
     stacks = resolve.chosen(declared, options.device, options.stack)
+    if options.check:
+        return _check_locks(workspace, declared, stacks)
     chosen, _ = isolation.choose(cast("IsolationName | None", options.isolation))
     progress = Progress(0)
     unresolved = []
     for device_name, name in stacks:
         try:
             with progress.step(f"resolving {name} for {device_name}"):
-                for made in resolve.stack(workspace, declared, device_name, name, chosen):
+                # All of a stack's locks resolve before one is written: half of them would fit nothing.
+                for made in list(resolve.stack(workspace, declared, device_name, name, chosen)):
                     print("\n  ".join([f"{made.path}: {made.lines[0]}", *made.lines[1:]]), flush=True)
+                    if not options.dry_run:
+                        made.write()
         except BitmatrixError as error:
             progress.say(f"stack {name} for {device_name} is not resolved: {error}")
             unresolved.append(f"{device_name}/{name}")
     if unresolved:
         progress.say(f"not resolved, and left as they were: {', '.join(unresolved)}")
     return 1 if unresolved else 0
+
+
+def _check_locks(workspace: Workspace, declared: Matrix, stacks: list[tuple[DeviceName, str]]) -> int:
+    """Prove each lock; exit code 2 when a file isn't what it was made as, 1 when it no longer resolves."""
+    progress, codes = Progress(0), [0]
+    for device_name, name in stacks:
+        problems, code = [], 1
+        with progress.step(f"checking {name} for {device_name}"):
+            try:
+                problems = list(resolve.disproved(workspace, declared, device_name, name))
+            except BitmatrixError as error:
+                problems, code = [str(error)], error.exit_code
+        print("\n".join(problems) or f"{device_name}/{name}: its locks satisfy its requirements", flush=True)
+        codes.append(code if problems else 0)
+    return max(codes)
 
 
 def _base(options: argparse.Namespace) -> int:
@@ -240,6 +361,24 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _show(options: argparse.Namespace) -> int:
     print(render.markdown(report.load(options.file)), end="")
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    before, after = report.load(options.before), report.load(options.after)
+    print(changes.markdown(before, after, (str(options.before), str(options.after))), end="")
+    return 0
+
+
+def _page(options: argparse.Namespace) -> int:
+    write_text(options.to, page.html(report.load(options.file)))
+    print(options.to)
+    return 0
+
+
+def _figure(options: argparse.Namespace) -> int:
+    for path in figure.draw(report.load(options.file), options.to):
+        print(path)
     return 0
 
 
@@ -289,11 +428,19 @@ def _setup(options: argparse.Namespace, *, checked: bool = False) -> Setup:
     declared = matrix.load(workspace.matrix, workspace.kernels)
     device_name = cast(DeviceName, options.device or device.default())
     selection = Selection(stacks=tuple(options.stack), modes=tuple(options.mode), cases=tuple(options.case))
-    planned = plan.make(declared, device_name, selection)
+    planned = replace(
+        plan.make(declared, device_name, selection),
+        measures=measure.wanted(
+            declared.device(device_name).measures, tuple(options.measure), quick=options.quick, off=options.no_measures
+        ),
+    )
     chosen, because = isolation.choose(cast("IsolationName | None", options.isolation))
     if checked:
         environments.check_locks(workspace, declared, device_name)
         environments.docker_needed(chosen)
+    bundled = None
+    if options.bundle:
+        bundled = bundle.use(options.bundle, workspace, declared, device_name, Progress(0).say).stacks
     return Setup(
         workspace=workspace,
         matrix=declared,
@@ -302,6 +449,7 @@ def _setup(options: argparse.Namespace, *, checked: bool = False) -> Setup:
         chosen_because=because,
         plan=planned,
         fresh=options.fresh,
+        bundled=bundled,
         gpus=tuple(options.gpu),
     )
 
@@ -323,6 +471,8 @@ def _describe(setup: Setup) -> str:
     lines += [f"  left out: {reason}" for reason in setup.found.left_out]
     if setup.plan.narrowed:
         lines.append(f"narrowed by {' '.join(setup.plan.narrowed)}: not comparable with the full order")
+    if setup.plan.measures:
+        lines.append(f"measures after the captures: {', '.join(setup.plan.measures)}")
     width = max(len(cell.name) for cell in setup.plan.cells)
     for cell in setup.plan.cells:
         declared = " ".join(f"{name}={value}" for name, value in _mode_environment(setup, cell.mode).items())
@@ -331,7 +481,8 @@ def _describe(setup: Setup) -> str:
 
 
 def _can_run(setup: Setup) -> None:
-    """Raise BadInput, before any work, when no cell could be given the device that is asked for."""
+    """Raise BadInput, before any work, when locks and matrix disagree or no cell could be given the device."""
+    environments.check_locks(setup.workspace, setup.matrix, setup.device)
     if setup.found.gpus and setup.isolation == "docker" and engine.answers():
         toolkit.needed()
 
@@ -347,6 +498,9 @@ def _sweep(setup: Setup, progress: Progress) -> None:
 
 
 def _stack(setup: Setup, name: str, progress: Progress) -> StackRecord:
+    if setup.bundled is not None and name not in setup.bundled:
+        where = setup.workspace, setup.device, name, setup.isolation
+        return environments.left_out(*where, "isn't in the bundle that this run is from")
     with progress.step(f"stack {name} ({setup.isolation})"):
         record = environments.prepare(setup.workspace, setup.matrix, setup.device, name, setup.isolation)
     if record.status != "done":
@@ -374,7 +528,7 @@ def _prepared(setup: Setup) -> preparation.Preparation:
     return preparation.prepare(setup.workspace, setup.matrix, setup.plan, setup.isolation, setup.found)
 
 
-def _report(folder: Path, workspace: Workspace, progress: Progress) -> int:
+def _report(folder: Path, workspace: Workspace, progress: Progress, *, strict: bool) -> int:
     with progress.step("comparing"):
         result = collect.collect(folder, workspace)
     print(result.text, end="")
@@ -382,7 +536,10 @@ def _report(folder: Path, workspace: Workspace, progress: Progress) -> int:
         progress.say(line)
     if result.refused:
         return BAD_INPUT
-    return 0 if result.complete else 1
+    serious = finding.serious(result.findings) if strict else []
+    for found in serious:
+        progress.say(f"--strict: {found.severity}: {found.about}: {found.message}")
+    return 0 if result.complete and not serious else 1
 
 
 # Options -------------------------------------------------------------------------------------------------------------
@@ -405,6 +562,13 @@ def _parser() -> argparse.ArgumentParser:
     narrowing.add_argument(
         "--gpu", action="append", default=[], metavar="GPU", help="only this GPU, by index or UUID (repeatable)"
     )
+    narrowing.add_argument(
+        "--measure", action="append", default=[], choices=measure.NAMES, help="only this measure (repeatable)"
+    )
+    narrowing.add_argument("--no-measures", action="store_true", help="captures and their comparison alone")
+    narrowing.add_argument("--quick", action="store_true", help="the quick check of batch invariance")
+    narrowing.add_argument("--bundle", type=Path, metavar="FILE", help="run from a bundle, without any network")
+    narrowing.add_argument("--strict", action="store_true", help="fail when what ran isn't what was pinned")
     narrowing.add_argument("--fresh", action="store_true", help="run cells again that are done already")
 
     parser = argparse.ArgumentParser(
@@ -435,11 +599,41 @@ def _parser() -> argparse.ArgumentParser:
     add("collect", _collect, "compare what is there and write the report; runs nothing", narrowing).add_argument(
         "run", nargs="?", metavar="RUN", help="compare an older run again from its own files (a folder of out/)"
     )
-    add("lock", _lock, "resolve the stacks' locks again and show what changes", narrowing)
+    verifying = add("verify", _verify, "run the matrix and hold the result against a baseline", narrowing)
+    verifying.add_argument("baseline", type=Path, metavar="BASELINE.json", help="a report")
+    verifying.add_argument("--run", metavar="RUN", help="hold an older run against it instead of running")
+    verifying.add_argument(
+        "--grade", choices=("bits", "verdicts"), default="bits", help="what is to be the same (default bits); else 1"
+    )
+    bundling = add(
+        "bundle", _bundle, "pack all that a run needs into one file, for a host without a network", narrowing
+    )
+    bundling.add_argument("--to", type=Path, metavar="FILE", help="where (default out/bundles/)")
+    bundling.add_argument("--dirty", action="store_true", help="also of a checkout that differs from its commit")
+    add("sbom", _sbom, "write what is installed in each stack, as CycloneDX", narrowing).add_argument(
+        "names", nargs="*", metavar="STACK", help="default: all that the plan needs"
+    )
+    auditing = add("audit", _audit, "verify a run from its files alone: captures, records, report, locks", common)
+    auditing.add_argument("run", nargs="?", metavar="RUN", help="a folder of out/ (default out/latest)")
+    auditing.add_argument("--no-images", action="store_true", help="leave out whether the engine has the images")
+    locking = add("lock", _lock, "resolve the stacks' locks again, show what changes, then write them", narrowing)
+    locking.add_argument("--dry-run", action="store_true", help="show what would change; write nothing")
+    locking.add_argument(
+        "--check", action="store_true", help="prove that the locks still satisfy their requirements; write nothing"
+    )
     add("base", _base, "make or pull the bases that this device's stacks start from", common).add_argument(
         "names", nargs="*", metavar="BASE"
     )
     add("show", _show, "print a report as Markdown", common).add_argument("file", type=Path, metavar="REPORT.json")
+    compared = add("compare", _compare, "what changed between two reports, the most likely cause first", common)
+    compared.add_argument("before", type=Path, metavar="A.json")
+    compared.add_argument("after", type=Path, metavar="B.json")
+    paged = add("page", _page, "write a report as one HTML file", common)
+    paged.add_argument("file", type=Path, metavar="REPORT.json")
+    paged.add_argument("to", type=Path, metavar="REPORT.html")
+    drawn = add("figure", _figure, "draw a report's heat map, errors and latencies, as SVG and PNG", common)
+    drawn.add_argument("file", type=Path, metavar="REPORT.json")
+    drawn.add_argument("to", type=Path, metavar="FOLDER")
     structured = add("structure", _structure, "whether a report has another's keys, order and cells", common)
     structured.add_argument("wanted", type=Path, metavar="WANTED.json")
     structured.add_argument("found", type=Path, metavar="FOUND.json")

@@ -26,6 +26,9 @@ Level = Literal["ok", "warn", "fail"]
 _IMAGES_GIB = {"cpu": 10, "cuda": 80}
 """Room for a device's images, wheels and results: an estimate, generous."""
 
+_WHEELS_GIB = {"cpu": 5, "cuda": 20}
+"""Room for the wheels alone: those of the CUDA stacks without sglang took 12.3 GiB when they were fetched."""
+
 _INDEX_SECONDS = 60
 _OLDEST = datetime(2026, 1, 1, tzinfo=UTC)
 """Before this a clock is wrong, and the certificates of package indexes aren't valid yet."""
@@ -200,12 +203,15 @@ def _bases(matrix: Matrix, kind: DeviceName) -> Iterator[Check]:
 
 def _disks(workspace: Workspace, kind: DeviceName, isolation: IsolationName) -> Iterator[Check]:
     places = {"results": workspace.out, "cache": workspace.cache}
+    # In venv isolation the environments lie in the cache too; in host isolation nothing is fetched.
+    cache = {"docker": _WHEELS_GIB[kind], "venv": _IMAGES_GIB[kind], "host": 5}[isolation]
+    rooms = {"results": 5, "cache": cache, "images": _IMAGES_GIB[kind]}
     if isolation == "docker" and engine.answers():
         places["images"] = Path(str(engine.client().info().get("DockerRootDir", "")))
     for what, place in places.items():
         there = next(path for path in (place, *place.absolute().parents) if path.exists())
         free = shutil.disk_usage(there).free / (1 << 30)
-        wanted = _IMAGES_GIB[kind] if what == "images" or (what == "cache" and isolation == "venv") else 5
+        wanted = rooms[what]
         yield Check(
             level="ok" if free >= wanted else "warn",
             what=f"disk for {what}",

@@ -38,6 +38,10 @@ class Environment:
     image: str | None = None
     image_id: str | None = None
     image_environment: dict[str, str] = field(default_factory=dict)
+    image_lock: str | None = None
+    """The digest of the lock that the image's own label names."""
+    image_as_made: bool | None = None
+    """Whether the image is the one that was made here under its name; None when none was made with this cache."""
     lock: str | None = None
     lock_sha256: str | None = None
     pinned: dict[str, str] = field(default_factory=dict)
@@ -110,6 +114,15 @@ def prepare(
     return record
 
 
+def left_out(
+    workspace: Workspace, device: DeviceName, stack: str, isolation: IsolationName, reason: str
+) -> StackRecord:
+    """Record that a stack isn't made at all, and why."""
+    record = StackRecord(status="unavailable", reason=reason, log=None, environment=None)
+    write_json(_record_path(workspace, device, stack, isolation), asdict(record))
+    return record
+
+
 def recorded(workspace: Workspace, device: DeviceName, stack: str, isolation: IsolationName) -> StackRecord | None:
     """What `prepare` last recorded, or None when it never ran."""
     path = _record_path(workspace, device, stack, isolation)
@@ -143,7 +156,7 @@ def _make(
     common: dict[str, Any] = {
         "stack": name,
         "isolation": isolation,
-        "lock": _relative(pins.path, workspace),
+        "lock": relative(pins.path, workspace),
         "lock_sha256": pins.sha256,
         "pinned": pins.versions(),
     }
@@ -173,6 +186,8 @@ def _make(
         image=built.name,
         image_id=built.image_id,
         image_environment=built.environment,
+        image_lock=built.lock,
+        image_as_made=built.as_made,
         made_from_source=built.made_from_source,
     )
 
@@ -221,7 +236,7 @@ def _builds(workspace: Workspace, matrix: Matrix, device: DeviceName, name: str,
 def _lock(workspace: Workspace, path: Path, requirements: list[str], device: DeviceName, name: str) -> Lock:
     if not path.is_file():
         raise Unavailable(
-            f"stack {name} has no lock for {device} on {platform.machine()} ({_relative(path, workspace)}): "
+            f"stack {name} has no lock for {device} on {platform.machine()} ({relative(path, workspace)}): "
             f"nox -s lock -- --device {device} --stack {name}"
         )
     pins = lock.read(path)
@@ -229,7 +244,8 @@ def _lock(workspace: Workspace, path: Path, requirements: list[str], device: Dev
     return pins
 
 
-def _relative(path: Path, workspace: Workspace) -> str:
+def relative(path: Path, workspace: Workspace) -> str:
+    """A path as seen from the checkout, where it lies in it."""
     return str(path.relative_to(workspace.root)) if path.is_relative_to(workspace.root) else str(path)
 
 
@@ -243,7 +259,7 @@ def _host(workspace: Workspace, matrix: Matrix, device: DeviceName, name: str) -
         isolation="host",
         python=sys.executable,
         identity=sha256_json(identity),
-        lock=_relative(path, workspace) if pins else None,
+        lock=relative(path, workspace) if pins else None,
         lock_sha256=pins.sha256 if pins else None,
         pinned=pins.versions() if pins else {},
     )

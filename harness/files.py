@@ -19,11 +19,16 @@ from harness.errors import BitmatrixError
 
 def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
     """Write `text` to a temporary name beside `path`, flush it to disk and rename it into place."""
+    write_bytes(path, text.encode(), mode=mode)
+
+
+def write_bytes(path: Path, content: bytes, *, mode: int = 0o644) -> None:
+    """Write `content` to a temporary name beside `path`, flush it to disk and rename it into place."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with temporary.open("x", encoding="utf-8") as stream:
-            stream.write(text)
+        with temporary.open("xb") as stream:
+            stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
         temporary.chmod(mode)

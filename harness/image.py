@@ -22,7 +22,7 @@ from harness.base import BaseImage
 from harness.build import Builds, Built, Job
 from harness.engine import EngineError, Mount, Request
 from harness.errors import BitmatrixError
-from harness.files import locked, sha256_file, sha256_json, temporary_folder, write_text
+from harness.files import locked, read_json, sha256_file, sha256_json, temporary_folder, write_json, write_text
 from harness.lock import Lock, text
 from harness.matrix import Base
 from harness.pipsite import Site
@@ -35,6 +35,7 @@ PYTHON = "/opt/stack/bin/python"
 _TARGET = "/opt/stack"
 _SECONDS = 3600
 _BUILD_SECONDS = 6 * 3600
+_LOCK = f"{engine.LABEL}.lock"
 _MADE = f"{engine.LABEL}.made-from-source"
 
 
@@ -48,6 +49,10 @@ class StackImage:
     environment: dict[str, str]
     made_from_source: dict[str, Any]
     """What was built or taken from source: `wheels`, `nvcc` and `sources`; empty when nothing was."""
+    lock: str | None
+    """The digest of the lock that its label names."""
+    as_made: bool | None
+    """Whether it is the image that was made under this name; None when none was made with this cache."""
 
 
 def ensure(
@@ -81,7 +86,8 @@ def ensure(
             log.unlink(missing_ok=True)
             _make(tag, lock, builds, from_base, base, index=index, recipe=recipe, cache=cache, log=log)
             found = engine.find_image(tag)
-    assert found is not None
+            assert found is not None
+            remember(tag, found.id, cache=cache)
     variables = dict(item.partition("=")[::2] for item in found.attrs["Config"].get("Env") or [])
     return StackImage(
         name=tag,
@@ -89,7 +95,23 @@ def ensure(
         base=from_base.identity,
         environment=variables,
         made_from_source=json.loads(found.labels.get(_MADE, "{}")),
+        lock=found.labels.get(_LOCK),
+        as_made=_as_made(tag, found.id, cache=cache),
     )
+
+
+def remember(tag: str, image_id: str, *, cache: Path) -> None:
+    """Keep which image was made under a name: a name can be given to another."""
+    write_json(_made_record(cache, tag), {"tag": tag, "image_id": image_id})
+
+
+def _as_made(tag: str, image_id: str, *, cache: Path) -> bool | None:
+    path = _made_record(cache, tag)
+    return read_json(path).get("image_id") == image_id if path.is_file() else None
+
+
+def _made_record(cache: Path, tag: str) -> Path:
+    return cache / "images" / f"{tag.replace('/', '_')}.json"
 
 
 def _make(
@@ -106,8 +128,8 @@ def _make(
 ) -> None:
     """With the network: sources and wheelhouses. Without it: builds, then the installation."""
     trees = [source.ensure(declared, cache=cache, log=log) for declared in builds.sources]
-    fetch = partial(_fetch, recipe=recipe, image=from_base.name, log=log)
-    fetched = partial(wheelhouse.ensure, python=base.python, index=index, cache=cache, fetch=fetch)
+    fetching = partial(fetch, recipe=recipe, image=from_base.name, log=log)
+    fetched = partial(wheelhouse.ensure, python=base.python, index=index, cache=cache, fetch=fetching)
     wheels = fetched(lock, from_source=builds.from_source)
     built = None
     if builds.from_source or builds.built:
@@ -167,7 +189,8 @@ def networked(
         _finish(made, what, log)
 
 
-def _fetch(lock: Path, folder: Path, settings: Path, site: Site, *, recipe: Path, image: str, log: Path) -> None:
+def fetch(lock: Path, folder: Path, settings: Path, site: Site, *, recipe: Path, image: str, log: Path) -> None:
+    """Fill `folder` with the lock's files, in a container of the base `image`, through the site's own indexes."""
     networked(
         recipe / "fetch.sh",
         ["/mnt/lock.txt", "/mnt/out"],
@@ -261,7 +284,7 @@ def _install(
             _finish(made, "installing from the wheelhouse", log)
             changes = [
                 f"LABEL {engine.LABEL}=stack",
-                f"LABEL {engine.LABEL}.lock={lock.sha256}",
+                f"LABEL {_LOCK}={lock.sha256}",
                 f'CMD ["{PYTHON}"]',
             ]
             if builds.identity(recipe):

@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ from harness.plan import Cell, IsolationName, Plan
 _INSIDE = Path("/bitmatrix")
 _SCRATCH = "/tmp"  # noqa: S108 - a tmpfs of the container's own
 _SHM_BYTES = 1 << 30
+_MEASURE_SHARE = 0.15
+"""Of a cell's time, what one measure may take: five leave a quarter to the captures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +50,9 @@ class Task:
     op: str
     folder: Path
     """Holds job.json and log.txt; the cell may write below `folder/output` alone."""
+
+    measures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Settings of what the process measures after its captures."""
 
     @property
     def log(self) -> Path:
@@ -95,6 +100,8 @@ def _job(task: Task, paths: Mapping[str, Path]) -> dict[str, Any]:
         "library": {"path": str(paths["library"]), "sha256": library.sha256} if library else None,
         "output": str(paths["output"]),
         "lifeline": True,
+        "measures": dict(task.measures),
+        "measure_seconds": max(1, int(task.plan.limits.seconds * _MEASURE_SHARE)),
     }
 
 

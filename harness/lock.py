@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import re
 from collections.abc import Collection
@@ -13,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from harness.errors import BadInput
-from harness.files import sha256_file, write_text
+from harness.files import write_text
 
 _PIN = re.compile(
     r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(\[[A-Za-z0-9._, -]*\])?==(?P<version>[^\s;\\]+)"
@@ -21,6 +22,7 @@ _PIN = re.compile(
 )
 _FILE = re.compile(r".*-(?P<architecture>x86_64|aarch64)-py(?P<python>3\.[0-9]+)(-build)?\.txt")
 _HEADER = "# requirements: "
+_DIGEST = "# sha256 without this line: "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,9 @@ class Lock:
     requirements: tuple[str, ...]
     pins: dict[str, Pin]
     sha256: str
+    """Of the file without the line that states it: `grep -v '^# sha256' FILE | sha256sum`."""
+    stated: str | None
+    """The digest that the file states of itself; an edit by hand leaves it behind."""
 
     def versions(self) -> dict[str, str]:
         """Package -> version."""
@@ -79,7 +84,20 @@ def read(path: Path) -> Lock:
             raise BadInput(f"{path}:{number}: {name} is pinned twice; make the lock again: nox -s lock")
         hashes = tuple(part.removeprefix("--hash=sha256:") for part in match["hashes"].split())
         pins[name] = Pin(name=name, version=match["version"], hashes=hashes)
-    return Lock(path=path, requirements=requirements, pins=pins, sha256=sha256_file(path))
+    rest, stated = _apart(content)
+    return Lock(path=path, requirements=requirements, pins=pins, sha256=_sha256(rest), stated=stated)
+
+
+def _apart(content: str) -> tuple[str, str | None]:
+    """A lock's text without the line that states its digest, and that digest."""
+    lines = content.splitlines(keepends=True)
+    stated = [line for line in lines if line.startswith(_DIGEST)]
+    rest = "".join(line for line in lines if not line.startswith(_DIGEST))
+    return rest, stated[0].removeprefix(_DIGEST).strip() if len(stated) == 1 else None
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _applies(marker: str | None, path: Path, number: int) -> bool:
@@ -98,8 +116,12 @@ def _applies(marker: str | None, path: Path, number: int) -> bool:
 
 
 def check(lock: Lock, requirements: list[str]) -> None:
-    """Raise BadInput unless the lock was made for exactly these requirements and meets each of them."""
+    """Raise BadInput unless the lock is as it was made, for exactly these requirements, and meets each of them."""
     problems = []
+    if lock.stated is None:
+        problems.append("doesn't state its own digest, so that an edit by hand would not show")
+    elif lock.stated != lock.sha256:
+        problems.append(f"was edited after it was made: its digest is {lock.sha256[:12]}, it states {lock.stated[:12]}")
     if set(lock.requirements) != set(requirements):
         made, wanted = " ".join(sorted(lock.requirements)), " ".join(sorted(requirements))
         problems.append(f"was made for `{made}`, the matrix wants `{wanted}`")
@@ -115,9 +137,10 @@ def check(lock: Lock, requirements: list[str]) -> None:
 
 
 def write(path: Path, *, stack: str, device: str, requirements: list[str], pins: list[Pin]) -> None:
-    """Write a lock whose header names the command that makes it."""
-    header = f"# Made by: nox -s lock -- --device {device} --stack {stack}\n{_HEADER}{' '.join(requirements)}\n"
-    write_text(path, header + text(pins))
+    """Write a lock whose header names the command that makes it, what it was resolved from, and its own digest."""
+    made = f"# Made by: nox -s lock -- --device {device} --stack {stack}\n"
+    rest = f"{_HEADER}{' '.join(requirements)}\n{text(pins)}"
+    write_text(path, f"{made}{_DIGEST}{_sha256(made + rest)}\n{rest}")
 
 
 def text(pins: Collection[Pin], *, without: Collection[str] = ()) -> str:

@@ -175,6 +175,48 @@ class Limits(_Closed):
     processes: Annotated[int, Field(ge=16, le=1_000_000)] = 4096
 
 
+class Repeatability(_Closed):
+    """The same call again, and the whole cell again in another process."""
+
+    calls: Annotated[int, Field(ge=1, le=100)] = 1
+    """Calls more of each case."""
+    second_process: bool = True
+
+
+class BatchInvariance(_Closed):
+    """Whether a row's results depend on what shares its call."""
+
+    quick: bool = False
+    """Batches of up to 64 rows, for a laptop; else up to 2048, as strict as the published check."""
+
+
+class Accuracy(_Closed):
+    """Errors against the op in FP64."""
+
+
+class Latency(_Closed):
+    """Time of a call, forward and forward with backward."""
+
+    repeats: Annotated[int, Field(ge=1, le=100_000)] = 100
+    warmup: Annotated[int, Field(ge=0, le=1000)] = 10
+    seconds: Annotated[int, Field(ge=1, le=600)] = 5
+    """The most that one figure's calls may take, and its warming as much again; at least three calls are timed."""
+
+
+class Precision(_Closed):
+    """How many significant bits the path keeps."""
+
+
+class Measures(_Closed):
+    """What each cell measures after its captures; a measure that isn't named isn't taken."""
+
+    repeatability: Repeatability | None = None
+    precision: Precision | None = None
+    accuracy: Accuracy | None = None
+    batch_invariance: BatchInvariance | None = None
+    latency: Latency | None = None
+
+
 class Device(_Closed):
     """The matrix of one kind of device."""
 
@@ -183,6 +225,7 @@ class Device(_Closed):
     environment: dict[Variable, Value] = {}
     """Set for every cell of the device."""
     limits: Limits = Limits()
+    measures: Measures = Measures()
     stacks: Annotated[dict[Name, Stack], Field(min_length=1)]
     toolchain: Name | None = None
     """The stack that holds the compiler of the op's kernel library."""

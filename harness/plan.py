@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from harness.errors import BadInput
 from harness.matrix import Activation, DeviceName, Limits, Matrix, cell_name
@@ -65,6 +65,8 @@ class Plan:
     references: tuple[str, ...]
     limits: Limits
     narrowed: list[str] = field(default_factory=list)
+    measures: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Settings of what each cell measures after its captures; they are no part of a cell's key."""
 
     def stacks(self) -> list[str]:
         """The stacks that have a cell in this plan, in the order of their first."""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from statistics import median
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from harness.report import Case, Classes, Comparison, Report
+from harness import verdict
+from harness.grid import Columns, Grid, label, numeric
+from harness.measure import Accuracy, BatchInvariance, Measures, Repeatability, Taken
+from harness.report import Case, Comparison, Finding, Report
 
 _MOST = 300
 """Characters of a text that a table shows; the whole is in report.json."""
 
-_MOST_FINDINGS = 12
-"""Packages that aren't as pinned; in host isolation they can be hundreds."""
+_MOST_FINDINGS = 20
+"""In host isolation they can be hundreds."""
 
 EQUAL = "="
 INERT = "inert"
@@ -26,38 +31,32 @@ def markdown(report: Report) -> str:
     environment = Environment(  # noqa: S701
         loader=PackageLoader("harness"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"text": text, "code": code, "short": short, "names": names, "assignments": assignments}
-    columns = _columns(report)
-    sections = [_section(report, reference, columns) for reference in _references(report)]
-    classes = report.bitmatrix.classes if report.bitmatrix else _known(sections, columns)
+    environment.filters |= {
+        "text": text,
+        "code": code,
+        "short": short,
+        "names": names,
+        "assignments": assignments,
+        "where": where,
+    }
+    grid = Grid(report)
+    sections = [_section(grid, reference) for reference in grid.references]
     rendered = environment.get_template("report.md.j2").render(
         report=report,
         details=report.bitmatrix,
-        columns=columns.labels,
+        columns=grid.columns.labels,
         sections=sections,
+        findings=_findings(report),
         most_findings=_MOST_FINDINGS,
-        same=[group for group in _active(report, classes.whole) if len(group) > 1],
-        agreements=_agreements(report, classes),
+        same=[group for group in active(grid, grid.classes.whole) if len(group) > 1],
+        agreements=agreements(grid),
+        twins=grid.twins,
+        verdicts=verdict.every(report),
+        measured=measured(grid),
+        untimed=_untimed(grid),
+        cases=grid.cases,
     )
     return rendered.rstrip("\n") + "\n"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Columns:
-    """The tensors of the table, the same in each of its rows: the outputs in order, then gradients by name."""
-
-    outputs: list[str]
-    gradients: list[str]
-
-    @property
-    def labels(self) -> list[str]:
-        """What stands above them."""
-        return [*self.outputs, *(f"d {name}" for name in self.gradients)]
-
-    def of(self, case: Case) -> dict[str, Comparison]:
-        """A case's comparisons by label; what it doesn't have is left out."""
-        outputs = dict(zip(self.outputs, case.out, strict=False))
-        return outputs | {f"d {name}": comparison for name, comparison in case.grads.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,21 +80,24 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """A group of cells with the same bits, and in which tensors and cases."""
+    """A group of cells with the same bits, and where: each tensor with the cases, none for all of them.
+
+    No places at all: every tensor in every case.
+    """
 
     cells: list[str]
-    where: str
+    places: dict[str, list[str]]
 
 
 def text(value: object) -> str:
     """Foreign text for a table's cell or a sentence: one line, and nothing in it is Markdown or HTML."""
-    return "".join(f"\\{character}" if character in "\\`*_{}[]<>|~#&$" else character for character in _line(value))
+    return "".join(f"\\{character}" if character in "\\`*_{}[]<>|~#&$" else character for character in line(value))
 
 
 def code(value: object) -> str:
     """Foreign text as code. A pipe would end a table's cell even there, and a backtick the code: both are replaced."""
-    line = _line(value).replace("|", "¦").replace("`", "'")
-    return f"`{line}`" if line else ""
+    shown = line(value).replace("|", "¦").replace("`", "'")
+    return f"`{shown}`" if shown else ""
 
 
 def names(values: Iterable[str]) -> str:
@@ -113,6 +115,14 @@ def short(digest: object) -> str:
     return code(str(digest).removeprefix("sha256:")[:12]) if digest else ""
 
 
+def microseconds(value: float) -> str:
+    """A time in the unit that reads best."""
+    for unit, size in (("s", 1e6), ("ms", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g} µs"
+
+
 def mark(comparison: Comparison | None) -> str:
     """`=` for equal bits, else how many of how many elements differ, and the largest difference."""
     if comparison is None:
@@ -123,47 +133,105 @@ def mark(comparison: Comparison | None) -> str:
     return f"{comparison.differ:,} / {comparison.numel:,} · {largest}"
 
 
-def _line(value: object) -> str:
+def line(value: object) -> str:
     """One line of printable characters, cut where it is too long to read."""
     words = "".join(character if character.isprintable() else " " for character in str(value)).split()
     line = " ".join(words)
     return line if len(line) <= _MOST else f"{line[: _MOST - 1]}…"
 
 
-def _references(report: Report) -> list[str]:
-    """As declared, then as found; of a published report, as found."""
-    declared = report.bitmatrix.references if report.bitmatrix else []
-    found = (reference for result in report.results.values() for reference in result.versus)
-    return list(dict.fromkeys([*declared, *found]))
+# Measures ------------------------------------------------------------------------------------------------------------
 
 
-def _columns(report: Report) -> Columns:
-    """Every tensor that is declared or that any row has."""
-    details = report.bitmatrix
-    cases = [
-        case for result in report.results.values() for section in result.versus.values() for case in section.values()
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRow:
+    """What one cell measured, in words for a table; empty where a measure wasn't asked for."""
+
+    cell: str
+    repeatable: str
+    invariant: str
+    bits: str
+    error: str
+    latency: dict[str, str]
+    """Forward / forward and backward, by case."""
+
+
+def measured(grid: Grid) -> list[MeasuredRow]:
+    """A row for each cell that measured anything."""
+    return [
+        MeasuredRow(
+            cell=cell,
+            repeatable=_repeatable(taken),
+            invariant=_words(taken.batch_invariance, _invariant),
+            bits=_words(taken.precision, lambda result: "no time" if result.least is None else f"{result.least} of 24"),
+            error=_words(taken.accuracy, _error),
+            latency=_latency(taken),
+        )
+        for cell, taken in grid.measures.items()
     ]
-    most = max((len(case.out) for case in cases), default=0)
-    outputs = details.outputs if details else []
-    if len(outputs) < most:
-        outputs = ["out"] if most == 1 else [f"out {index}" for index in range(most)]
-    declared = details.gradients if details else []
-    found = (name for case in cases for name in case.grads)
-    return Columns(outputs=outputs, gradients=list(dict.fromkeys([*declared, *found])))
 
 
-def _section(report: Report, reference: str, columns: Columns) -> Section:
+def _words(taken: Taken[Any] | None, say: Callable[[Any], str]) -> str:
+    if taken is None:
+        return ""
+    return say(taken.result) if taken.result is not None else f"{taken.status}: {taken.reason or 'no reason is known'}"
+
+
+def _repeatable(taken: Measures) -> str:
+    def called(result: Repeatability) -> str:
+        return "other bits" if result.differ else "the same bits" if result.calls else "no time"
+
+    second, words = taken.second_process, _words(taken.repeatability, called)
+    if second is None:
+        return words
+    apart = "other bits" if second.differ else "the same bits"
+    return f"{words} / {apart if second.status == 'done' else f'{second.status}: {second.reason}'}"
+
+
+def _invariant(result: BatchInvariance) -> str:
+    how = f"{'quick' if result.quick else 'strict'}{'' if result.complete else ', stopped by time'}"
+    return f"{result.differ:,} of {result.compared:,} ({how})"
+
+
+def _error(result: Accuracy) -> str:
+    """The median over tensors and cases of the RMS error, as a share of the tensor's own RMS."""
+    shares = [error.rms_abs / error.scale for of in result.cases.values() for error in of.values() if error.scale]
+    return f"{median(shares):.1e}" if shares else "no time"
+
+
+def _latency(taken: Measures) -> dict[str, str]:
+    if taken.latency is None or taken.latency.result is None:
+        return {}
+    return {
+        case: f"{microseconds(one.forward.median_us) if one.forward else 'none'} / {microseconds(one.whole.median_us)}"
+        for case, one in taken.latency.result.cases.items()
+    }
+
+
+def _untimed(grid: Grid) -> dict[str, str]:
+    """Why a cell has no latency, by cell."""
+    return {
+        cell: _words(taken.latency, str)
+        for cell, taken in grid.measures.items()
+        if taken.latency and not taken.latency.result
+    }
+
+
+# Sections ------------------------------------------------------------------------------------------------------------
+
+
+def _section(grid: Grid, reference: str) -> Section:
     rows, equal = [], []
+    report = grid.report
     whole = {str(case) for case in report.cases}
-    inert = _inert(report)
     for cell, result in report.results.items():
         cases = result.versus.get(reference, {})
-        alike = INERT if cell in inert else EQUAL
-        found = [_row(cell, case, columns, cases[case], alike) for case in sorted(cases, key=_numeric)]
+        alike = INERT if cell in grid.inert else EQUAL
+        found = [_row(cell, case, grid.columns, cases[case], alike) for case in sorted(cases, key=numeric)]
         rows += found
         if whole <= cases.keys() and all(mark == EQUAL for row in found for mark in row.marks):
             equal.append(cell)
-    return Section(reference=reference, rows=rows, equal=equal, absent=_absent(report, reference, rows))
+    return Section(reference=reference, rows=rows, equal=equal, absent=absent(report, reference, compared=bool(rows)))
 
 
 def _row(cell: str, case: str, columns: Columns, compared: Case, alike: str) -> Row:
@@ -172,20 +240,14 @@ def _row(cell: str, case: str, columns: Columns, compared: Case, alike: str) -> 
     return Row(cell=cell, case=case, marks=[alike if mark == EQUAL else mark for mark in marks])
 
 
-def _inert(report: Report) -> set[str]:
-    """The cells whose mode did nothing: that they equal another says nothing of the mode."""
-    cells = report.bitmatrix.cells if report.bitmatrix else {}
-    return {name for name, cell in cells.items() if cell.inert}
-
-
-def _active(report: Report, groups: list[list[str]]) -> list[list[str]]:
+def active(grid: Grid, groups: list[list[str]]) -> list[list[str]]:
     """The groups without inert cells."""
-    inert = _inert(report)
-    return [[cell for cell in group if cell not in inert] for group in groups]
+    return [[cell for cell in group if cell not in grid.inert] for group in groups]
 
 
-def _absent(report: Report, reference: str, rows: list[Row]) -> str | None:
-    if rows:
+def absent(report: Report, reference: str, *, compared: bool) -> str | None:
+    """Why nothing stands against a reference; None where something does."""
+    if compared:
         return None
     cell = report.bitmatrix.cells.get(reference) if report.bitmatrix else None
     if cell is None:
@@ -195,66 +257,47 @@ def _absent(report: Report, reference: str, rows: list[Row]) -> str | None:
     return "no other cell has a result"
 
 
-def _numeric(case: str) -> tuple[int, str]:
-    return (int(case), case) if case.isdecimal() and len(case) < 20 else (0, case)
+def _findings(report: Report) -> list[Finding]:
+    """The findings, those of a report from before there were severities as warnings."""
+    return [
+        found if isinstance(found, Finding) else Finding(severity="warning", about="stack", message=found)
+        for found in (report.bitmatrix.findings if report.bitmatrix else [])
+    ]
 
 
 # Which cells agree ---------------------------------------------------------------------------------------------------
 
 
-def _known(sections: list[Section], columns: Columns) -> Classes:
-    """What the comparisons alone say of equal cells, where a report has no digests.
-
-    Cells that equal the same reference equal each other. Those that equal none may still do so: nobody compared them.
-    """
-    equal: dict[str, dict[str, list[list[str]]]] = {}
-    for section in sections:
-        for case in dict.fromkeys(row.case for row in section.rows):
-            rows = [row for row in section.rows if row.case == case]
-            for index, label in enumerate(columns.labels):
-                alike = [row.cell for row in rows if row.marks[index] == EQUAL]
-                equal.setdefault(case, {}).setdefault(label, []).append([section.reference, *alike])
-    return Classes(
-        whole=_joined([[section.reference, *section.equal] for section in sections]),
-        by_case={
-            case: {tensor: _joined(groups) for tensor, groups in tensors.items()} for case, tensors in equal.items()
-        },
-    )
-
-
-def _joined(groups: list[list[str]]) -> list[list[str]]:
-    """The groups, those that share a member made one."""
-    joined: list[list[str]] = []
-    for group in groups:
-        apart = [other for other in joined if not set(other) & set(group)]
-        members = [name for other in joined if other not in apart for name in other]
-        joined = [*apart, list(dict.fromkeys([*members, *group]))]
-    return joined
-
-
-def _agreements(report: Report, classes: Classes) -> list[Agreement]:
+def agreements(grid: Grid) -> list[Agreement]:
     """Each group of equal cells with where it is equal, the largest first."""
     places: dict[tuple[str, ...], dict[str, list[str]]] = {}
     everywhere: dict[str, list[str]] = {}
-    for case in sorted(classes.by_case, key=_numeric):
-        for tensor, groups in classes.by_case[case].items():
+    for case in sorted(grid.classes.by_case, key=numeric):
+        for tensor, groups in grid.classes.by_case[case].items():
             everywhere.setdefault(tensor, []).append(case)
-            for group in _active(report, groups):
+            for group in active(grid, groups):
                 if len(group) > 1:
                     places.setdefault(tuple(group), {}).setdefault(tensor, []).append(case)
     return [
-        Agreement(cells=list(group), where=_where(places[group], everywhere))
+        Agreement(cells=list(group), places=_places(places[group], everywhere))
         for group in sorted(places, key=len, reverse=True)
     ]
 
 
-def _where(cases_of: dict[str, list[str]], everywhere: dict[str, list[str]]) -> str:
-    """`out (T = 1, 4), d w2`: a tensor without cases is equal in all of them."""
+def _places(cases_of: dict[str, list[str]], everywhere: dict[str, list[str]]) -> dict[str, list[str]]:
     if cases_of == everywhere:
-        return "every tensor in every case"
-    parts = []
-    for tensor in (tensor for tensor in everywhere if tensor in cases_of):
-        label = text(f"d {tensor.removeprefix('grads.')}" if tensor.startswith("grads.") else tensor)
-        cases = cases_of[tensor]
-        parts.append(label if cases == everywhere[tensor] else f"{label} (T = {', '.join(map(text, cases))})")
-    return ", ".join(parts)
+        return {}
+    return {
+        label(tensor): [] if cases_of[tensor] == everywhere[tensor] else cases_of[tensor]
+        for tensor in everywhere
+        if tensor in cases_of
+    }
+
+
+def where(agreement: Agreement) -> str:
+    """`out (T = 1, 4), d w2`, as Markdown: a tensor without cases is equal in all of them."""
+    parts = [
+        f"{text(tensor)} (T = {', '.join(map(text, cases))})" if cases else text(tensor)
+        for tensor, cases in agreement.places.items()
+    ]
+    return ", ".join(parts) or "every tensor in every case"

@@ -25,11 +25,13 @@ from pydantic import (
 )
 
 from harness.capture import Status
+from harness.detail import Detail
 from harness.errors import BadInput
 from harness.files import write_text
+from harness.measure import Measures
 
-FORMAT: Literal[1] = 1
-"""The version of `bitmatrix`, our own part of a report."""
+FORMAT: Literal[2] = 2
+"""The version of `bitmatrix`, our own part of a report: 2 added pairs, measures and verdicts. Older ones are read."""
 
 VERSUS = "vs "
 _LARGEST_BYTES = 256 << 20
@@ -40,6 +42,7 @@ _READING = "reading"
 """The validation context of `load`. Elsewhere every level is closed, so that a misspelt key can't be published."""
 
 Count = Annotated[int, Field(ge=0)]
+Severity = Literal["note", "warning", "error"]
 
 
 class _Published(BaseModel):
@@ -74,6 +77,65 @@ class _Own(BaseModel):
     """A level of our own: closed."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class PairDetail(_Own):
+    """How a tensor differs from a reference's; `harness.detail.Detail` says what each figure means.
+
+    `bits` are the two patterns at `first`, this cell's in front. `kinds` counts what no distance describes, by kind.
+    """
+
+    ulp_max: Count | None
+    ulp_median: Count | None
+    ulp: dict[Annotated[str, Field(pattern="^[1-9][0-9]{0,19}$")], Count]
+    """Elements by distance: each power of two stands for the distances from it to the next."""
+    first: list[Count]
+    bits: Annotated[list[Annotated[str, Field(pattern="^[0-9a-f]{1,16}$")]], Field(min_length=2, max_length=2)]
+    rows: Count
+    rows_differ: Count
+    kinds: dict[Literal["signed_zero", "infinity", "nan", "nan_payload"], Count]
+
+    @classmethod
+    def of(cls, detail: Detail) -> Self:
+        """As the comparison found it."""
+        kinds = {name: getattr(detail, name) for name in ("signed_zero", "infinity", "nan", "nan_payload")}
+        return cls(
+            ulp_max=detail.ulp_max,
+            ulp_median=detail.ulp_median,
+            ulp={str(power): count for power, count in detail.histogram.items()},
+            first=list(detail.first_index),
+            bits=list(detail.first_bits),
+            rows=detail.rows,
+            rows_differ=detail.rows_differ,
+            kinds={name: count for name, count in kinds.items() if count},  # type: ignore[misc]
+        )
+
+    def swapped(self) -> Self:
+        """The same pair seen from its other side."""
+        return self.model_copy(update={"bits": self.bits[::-1]})
+
+
+VerdictKind = Literal[
+    "reference",
+    "identical",
+    "other_order",
+    "reduced_precision",
+    "not_batch_invariant",
+    "not_repeatable",
+    "inert",
+    "differs",
+    "not_comparable",
+]
+
+
+class Verdict(_Own):
+    """What a cell turned out to be: kinds, the most important first, in a sentence, with what led there."""
+
+    kinds: list[VerdictKind]
+    reference: str | None
+    """The cell that it was held against; null for one that can't be compared."""
+    sentence: str
+    evidence: list[str]
 
 
 class Comparison(_Published):
@@ -168,6 +230,17 @@ class StackDetails(_Own):
     distributions: dict[str, str]
 
 
+class Finding(_Own):
+    """One thing that isn't as pinned, or can't be shown to be; `harness.finding` says what the severities mean."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    severity: Severity
+    about: str
+    """A stack, a cell, or a part of the run."""
+    message: str
+
+
 class Classes(_Own):
     """Groups of cells that are equal in every bit; a cell that equals no other is a group of one."""
 
@@ -180,7 +253,7 @@ class Classes(_Own):
 class Details(_Own):
     """Everything that the published format has no place for."""
 
-    format: Literal[1] = FORMAT
+    format: Literal[1, 2] = FORMAT
     run: str
     created: str
     """UTC, ISO 8601."""
@@ -201,10 +274,22 @@ class Details(_Own):
     inputs_pinned: bool
     library: dict[str, str | list[str]] | None
     """The kernel library: its file name, digest, architecture, compiler and flags."""
-    findings: list[str] = []
-    """Where what ran isn't what was pinned."""
+    findings: list[Finding | str] = []
+    """Where what ran isn't what was pinned. A text is of a report from before there were severities."""
     commit: str | None
     dirty: bool | None
+    pairs: dict[str, dict[str, dict[str, dict[str, PairDetail]]]] | None = None
+    """Cell -> reference -> case -> tensor -> how it differs; only what differs."""
+    measures: dict[str, Measures] | None = None
+    """Cell -> what it measured."""
+    verdicts: dict[str, Verdict] | None = None
+    """Cell -> what it turned out to be, when the report was made."""
+
+    @model_serializer(mode="wrap")
+    def _write(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Format 1 had none of them, and is written back as it was read.
+        later = ("pairs", "measures", "verdicts")
+        return {name: value for name, value in write(self).items() if value is not None or name not in later}
 
 
 class Report(_Published):

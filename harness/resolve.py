@@ -10,8 +10,9 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -24,7 +25,7 @@ from harness import environment as environments
 from harness.errors import BadInput, BitmatrixError, Unavailable
 from harness.files import read_json, sha256_file, temporary_folder, write_text
 from harness.image import networked
-from harness.lock import Pin
+from harness.lock import Lock, Pin
 from harness.matrix import DeviceName, Matrix, Stack
 from harness.pipsite import Site
 from harness.plan import IsolationName
@@ -40,19 +41,20 @@ _SOURCE_ONLY = re.compile(r"Wheels are required for `([^`]+)`")
 
 @dataclass(frozen=True, kw_only=True)
 class Resolution:
-    """What became of one stack's lock."""
+    """What a stack's requirements resolve to today; nothing is written until `write` is called."""
 
     path: Path
     lines: list[str]
     """What the new file changes, a line a package."""
+    write: Callable[[], None]
 
 
 def stack(
     workspace: Workspace, matrix: Matrix, device: DeviceName, name: str, isolation: IsolationName
 ) -> Iterator[Resolution]:
-    """Resolve and write a stack's lock, then that of its build tools; of a published image, its tag's digest.
+    """Resolve a stack's lock, then that of its build tools; of a published image, its tag's digest.
 
-    Raises BitmatrixError with the resolver's own words; what was written before stays.
+    Raises BitmatrixError with the resolver's own words.
     """
     declared = matrix.device(device).stacks[name]
     path = environments.lock_of(workspace, matrix, device, name)
@@ -62,14 +64,42 @@ def stack(
         return
     resolver = _Resolver(workspace, matrix, device, name, isolation)
     pins = resolver.pins(declared.requirements)
-    yield _written(path, name, device, declared.requirements, pins)
+    yield _resolution(path, name, device, declared.requirements, pins)
     if declared.build:
         tools = resolver.pins(declared.build.requirements, within=pins)
         # What the stack's own lock has, the build has from there; but what is asked for by name stands in its lock.
         named = {canonicalize_name(Requirement(text).name) for text in declared.build.requirements}
         have = {pin.name for pin in pins} - named
         tools = [pin for pin in tools if pin.name not in have]
-        yield _written(lock.build_path_of(path), name, device, declared.build.requirements, tools)
+        yield _resolution(lock.build_path_of(path), name, device, declared.build.requirements, tools)
+
+
+def disproved(workspace: Workspace, matrix: Matrix, device: DeviceName, name: str) -> Iterator[str]:
+    """What is wrong with a stack's locks, a line each; nothing when every lock still satisfies its requirements.
+
+    First the files alone: each as it was made, for the declared requirements. Then by resolution: with every pin held,
+    the requirements and all that they bring must resolve to exactly the lock, in files that the indexes still have.
+    Raises BitmatrixError when no index can be asked.
+    """
+    declared = matrix.device(device).stacks[name]
+    path = environments.lock_of(workspace, matrix, device, name)
+    if declared.tag:
+        published.read(path, declared.tag, device=device, stack=name)
+    if declared.base is None:
+        return
+    resolver = _Resolver(workspace, matrix, device, name, "venv")
+    made = _intact(path, declared.requirements)
+    yield from resolver.disproved(made, declared.requirements, {})
+    if declared.build:
+        tools = _intact(lock.build_path_of(path), declared.build.requirements)
+        # What the stack's own lock has, the build has from there.
+        yield from resolver.disproved(tools, declared.build.requirements, made.pins)
+
+
+def _intact(path: Path, requirements: list[str]) -> Lock:
+    made = lock.read(path)
+    lock.check(made, requirements)
+    return made
 
 
 def chosen(matrix: Matrix, device: DeviceName | None, stacks: list[str]) -> list[tuple[DeviceName, str]]:
@@ -84,31 +114,41 @@ def chosen(matrix: Matrix, device: DeviceName | None, stacks: list[str]) -> list
     return [(name, stack) for name, stack in found if not stacks or stack in stacks]
 
 
-def changes(old: dict[str, str], new: dict[str, str]) -> list[str]:
+def changes(old: dict[str, Pin], new: Iterable[Pin]) -> list[str]:
     """What a new lock changes, a line a package, sorted by name."""
-    lines = []
-    for name in sorted(old.keys() | new.keys()):
-        before, after = old.get(name), new.get(name)
-        if before != after:
-            lines.append(f"{name}: {before or 'absent'} -> {after or 'absent'}")
+    lines, after_of = [], {pin.name: pin for pin in new}
+    for name in sorted(old.keys() | after_of.keys()):
+        before, after = old.get(name), after_of.get(name)
+        if before and after and before.version == after.version:
+            gone, come = set(before.hashes) - set(after.hashes), set(after.hashes) - set(before.hashes)
+            if gone or come:
+                lines.append(f"{name}: {after.version}, {len(come)} files added and {len(gone)} gone")
+        else:
+            lines.append(f"{name}: {before.version if before else 'absent'} -> {after.version if after else 'absent'}")
     return lines
 
 
-def _written(path: Path, name: str, device: DeviceName, requirements: list[str], pins: list[Pin]) -> Resolution:
+def _resolution(path: Path, name: str, device: DeviceName, requirements: list[str], pins: list[Pin]) -> Resolution:
     try:
-        old = lock.read(path).versions() if path.is_file() else {}
+        old = lock.read(path).pins if path.is_file() else {}
     except BadInput:
         old = {}  # it is damaged, and this is the remedy
-    lines = changes(old, {pin.name: pin.version for pin in pins})
-    lock.write(path, stack=name, device=device, requirements=requirements, pins=pins)
-    return Resolution(path=path, lines=[f"{len(pins)} packages, {len(lines)} changed", *lines])
+    lines = changes(old, pins)
+    return Resolution(
+        path=path,
+        lines=[f"{len(pins)} packages, {len(lines)} changed", *lines],
+        write=partial(lock.write, path, stack=name, device=device, requirements=requirements, pins=pins),
+    )
 
 
 def _tag(path: Path, tag: str, device: DeviceName, name: str) -> Resolution:
     digest = published.resolve(tag)
     same = path.is_file() and digest in path.read_text(encoding="utf-8").splitlines()
-    published.write(path, tag, digest, device=device, stack=name)
-    return Resolution(path=path, lines=[f"{tag} is {digest}" + (", as before" if same else "")])
+    return Resolution(
+        path=path,
+        lines=[f"{tag} is {digest}" + (", as before" if same else "")],
+        write=partial(published.write, path, tag, digest, device=device, stack=name),
+    )
 
 
 class _Resolver:
@@ -127,20 +167,39 @@ class _Resolver:
 
     def pins(self, requirements: list[str], *, within: list[Pin] | None = None) -> list[Pin]:
         """What the requirements resolve to; of packages that `within` pins, that version."""
-        uv = self.declared.resolver == "uv"
+        if self.declared.resolver == "uv":
+            return self._by_uv(requirements, within or [])
         with temporary_folder(self.workspace.stacks, "resolve") as folder:
             constraints = "".join(f"{pin.name}=={pin.version}\n" for pin in within or [])
             write_text(folder / "constraints.txt", constraints)
-            run: Callable[[Path, Site], None]
-            if uv:
-                run = self._uv(requirements, folder)
-            else:
-                run = self._pip(requirements, folder, constrained=within is not None)
-            with_site(folder, self.declared.index, run)
-            if uv:
-                return list(lock.read(folder / "lock.txt").pins.values())
+            with_site(folder, self.declared.index, self._pip(requirements, folder, constrained=within is not None))
             report = read_json(folder / "report.json")
         return [_pin(item, self.log) for item in report["install"]]
+
+    def disproved(self, made: Lock, requirements: list[str], also: dict[str, Pin]) -> Iterator[str]:
+        """What of a lock a resolution with every pin held doesn't give; pins of `also` may stand for others."""
+        held = {**also, **made.pins}
+        try:
+            found = {pin.name: pin for pin in self._by_uv(requirements, list(held.values()))}
+        except BitmatrixError as error:
+            yield f"{made.path}: doesn't resolve with its own pins: {error}"
+            return
+        for name in sorted(made.pins.keys() | (found.keys() - also.keys())):
+            pin, given = made.pins.get(name), found.get(name)
+            if pin is None:
+                yield f"{made.path}: lacks {name}, which its requirements bring"
+            elif given is None:
+                yield f"{made.path}: pins {name}, which no requirement brings"
+            elif given.version != pin.version:
+                yield f"{made.path}: pins {name} {pin.version}, its requirements bring {given.version}"
+            elif set(pin.hashes).isdisjoint(given.hashes):
+                yield f"{made.path}: no index has {name} {pin.version} with a hash that is pinned"
+
+    def _by_uv(self, requirements: list[str], held: list[Pin]) -> list[Pin]:
+        with temporary_folder(self.workspace.stacks, "resolve") as folder:
+            write_text(folder / "constraints.txt", "".join(f"{pin.name}=={pin.version}\n" for pin in held))
+            with_site(folder, self.declared.index, self._uv(requirements, folder))
+            return list(lock.read(folder / "lock.txt").pins.values())
 
     def _uv(self, requirements: list[str], folder: Path) -> Callable[[Path, Site], None]:
         write_text(folder / "requirements.txt", "".join(f"{line}\n" for line in requirements))

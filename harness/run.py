@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from harness import capture, gpu, isolation, lease
+from harness import capture, company, gpu, isolation, lease, measure
 from harness.capture import Record, Verdict
 from harness.engine import Ending, EngineError
 from harness.errors import BitmatrixError, Unavailable
@@ -19,9 +20,13 @@ from harness.files import locked, temporary_folder
 from harness.gpu import Gpu, State
 from harness.isolation import Task
 from harness.lease import Lease
+from harness.measure import Measured, SecondProcess, Settings
 from harness.plan import Cell
 from harness.preparation import Blocked, Preparation, Ready
 from harness.progress import Progress
+
+MEASURING = "measuring"
+"""What `harness.cell.measures` leaves in the output folder while it works."""
 
 
 def cells(
@@ -65,13 +70,17 @@ def _cell(
         for left in workspace.cells.glob(f".{ready.key[:12]}-*.tmp"):
             shutil.rmtree(left, ignore_errors=True)
         record = None if fresh else settled(preparation, ready.key)
+        wanted = preparation.plan.measures
         if record and record.status == "done" and _holds(preparation, record):
-            return record.status, record.reason, True
+            if not measure.lacks(record.measured, wanted):
+                return record.status, record.reason, True
+            wanted = measure.merged(record.measured, wanted)
         with (
             _leased(preparation, say) as held,
             temporary_folder(workspace.cells, ready.key[:12]) as folder,
         ):
-            record = _attempt(preparation, cell, ready, held, folder)
+            task = _task(preparation, cell, ready, held, folder)
+            record = _attempt(preparation, ready, replace(task, measures=wanted))
         return record.status, record.reason, False
 
 
@@ -103,10 +112,8 @@ def _holds(preparation: Preparation, record: Record) -> bool:
     return True
 
 
-def _attempt(preparation: Preparation, cell: Cell, ready: Ready, held: Lease | None, folder: Path) -> Record:
-    """One process, judged; its capture or what it left of a failure is kept."""
-    started, clock = datetime.now(UTC), time.monotonic()
-    task = Task(
+def _task(preparation: Preparation, cell: Cell, ready: Ready, held: Lease | None, folder: Path) -> Task:
+    return Task(
         cell=cell,
         plan=preparation.plan,
         environment=ready.environment,
@@ -118,17 +125,27 @@ def _attempt(preparation: Preparation, cell: Cell, ready: Ready, held: Lease | N
         op=preparation.op.name,
         folder=folder,
     )
+
+
+def _attempt(preparation: Preparation, ready: Ready, task: Task) -> Record:
+    """One cell, judged; its capture or what it left of a failure is kept."""
+    started, clock = datetime.now(UTC), time.monotonic()
+    held, folder, workspace = task.lease, task.folder, preparation.workspace
     before = gpu.state(held.gpu) if held else None
-    ending, verdict = _launch(preparation, task)
+    with company.kept(workspace.out / "running") as met:
+        ending, verdict, lost = _measuring(preparation, task)
+        seconds = round(time.monotonic() - clock, 3)
+        in_company = met()
     after = gpu.state(held.gpu) if held else None
     capture.collect_output(task.output, folder, verdict.tensors)
+    second = _second(preparation, task, verdict) if verdict.status == "done" else None
     record = Record(
         key=ready.key,
-        cell=cell.name,
+        cell=task.cell.name,
         status=verdict.status,
         reason=verdict.reason,
         started=started.isoformat(timespec="seconds"),
-        seconds=round(time.monotonic() - clock, 3),
+        seconds=seconds,
         exit_code=ending.exit_code,
         identity=dict(ready.identity),
         environment=asdict(ready.environment),
@@ -136,17 +153,55 @@ def _attempt(preparation: Preparation, cell: Cell, ready: Ready, held: Lease | N
         tensors=verdict.tensors,
         files={case: capture.stamp(capture.case_file(folder, case)) for case in verdict.tensors},
         claims=verdict.claims,
+        measured=Measured(asked=_plain(task.measures), second=second, lost=lost, company=in_company),
         gpu=_gpu(preparation, held.gpu, before, after) if held and before and after else None,
     )
     shutil.rmtree(folder / "scratch", ignore_errors=True)
     capture.write(folder, record)
-    workspace = preparation.workspace
     if record.status == "done":
         capture.keep(folder, workspace.cells / ready.key)
         shutil.rmtree(workspace.attempts / ready.key, ignore_errors=True)
     else:
         capture.keep(folder, workspace.attempts / ready.key)
     return record
+
+
+def _plain(settings: Mapping[str, Mapping[str, Any]]) -> Settings:
+    return {name: dict(value) for name, value in settings.items()}
+
+
+def _measuring(preparation: Preparation, task: Task) -> tuple[Ending, Verdict, str | None]:
+    """Launch the cell; where its process died over a measure, again without any, and why they are lost."""
+    ending, verdict = _launch(preparation, task)
+    if verdict.status not in ("crashed", "timed_out") or not os.path.lexists(task.output / MEASURING):
+        return ending, verdict, None
+    lost = f"the process that measured was lost: {verdict.reason}"
+    shutil.rmtree(task.output)
+    shutil.rmtree(task.folder / "scratch", ignore_errors=True)
+    # What it printed stays beside the other's log.
+    task.log.rename(task.log.with_name("measuring-log.txt"))
+    return *_launch(preparation, replace(task, measures={})), lost
+
+
+def _second(preparation: Preparation, task: Task, first: Verdict) -> SecondProcess | None:
+    """The whole cell in a second process, without measures, against the first: only what differs is kept of it."""
+    if not task.measures.get("repeatability", {}).get("second_process"):
+        return None
+    folder = task.folder / "second"
+    folder.mkdir()
+    try:
+        _, verdict = _launch(preparation, replace(task, folder=folder, measures={}))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    differ = {
+        case: [name for name, facts in tensors.items() if verdict.tensors.get(case, {}).get(name) != facts]
+        for case, tensors in (first.tensors if verdict.status == "done" else {}).items()
+    }
+    return SecondProcess(
+        status=verdict.status,
+        reason=verdict.reason,
+        differ={case: names for case, names in differ.items() if names},
+    )
 
 
 def _gpu(preparation: Preparation, leased: Gpu, before: State, after: State) -> dict[str, Any]:

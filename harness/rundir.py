@@ -6,6 +6,7 @@ Hard links: a run stays whole when a cell is run again, and pruning one run's te
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import uuid
 from dataclasses import asdict
@@ -15,16 +16,24 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from harness import run
+from harness import environment as environments
+from harness import lock, run
 from harness.capture import Status
 from harness.errors import BadInput, BitmatrixError
-from harness.files import read_json, temporary_folder, write_json
+from harness.files import read_json, temporary_folder, write_json, write_text
 from harness.matrix import Matrix
 from harness.plan import Cell
 from harness.preparation import Blocked, Preparation
 from harness.workspace import REPOSITORY, Workspace
 
 _Closed = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+LOCKS = "locks"
+"""The folder of a run with copies of its stacks' locks."""
+
+_COUNTS = ("harness", "kernels", "images", "matrix.yaml")
+_MOST_CHANGED = 200
 
 
 class RunCell(BaseModel):
@@ -47,6 +56,21 @@ class RunCell(BaseModel):
     reason: str | None
     log: str | None
     key: str | None
+
+
+class Checkout(BaseModel):
+    """The files that a run was made from."""
+
+    model_config = _Closed
+
+    cell_sha256: str
+    """Of harness/cell."""
+    op_sha256: str
+    """Of the op's folder."""
+    locks: dict[str, str]
+    """Each stack's lock, relative to the checkout -> its digest; a copy lies in the run's folder."""
+    changed: list[str]
+    """Files that differ from the commit, in git's short form, and untracked ones where they could matter."""
 
 
 class Run(BaseModel):
@@ -75,6 +99,7 @@ class Run(BaseModel):
     kernel_commit: str | None = None
     """The commit of the kernel under test's source, and whether it differs from it; null where it isn't known."""
     kernel_dirty: bool | None = None
+    checkout: Checkout | None = None
     cells: list[RunCell]
     stacks: dict[str, dict[str, Any] | None]
 
@@ -85,8 +110,9 @@ def assemble(preparation: Preparation, matrix: Matrix) -> Path:
     created = datetime.now(UTC)
     cells = [_cell(preparation, cell) for cell in plan.cells]
     device = matrix.device(plan.device)
-    commit, dirty = _source()
-    kernel_commit, kernel_dirty = _kernel_source(matrix, preparation) or (commit, dirty)
+    head, dirty, differing = _source()
+    locks = _locks(preparation, matrix)
+    kernel_commit, kernel_dirty = _kernel_source(matrix, preparation) or (head, dirty)
     place = _free(workspace.out, f"{created:%Y%m%dT%H%M%SZ}-{plan.device}")
     library = preparation.library
     described = Run(
@@ -105,10 +131,16 @@ def assemble(preparation: Preparation, matrix: Matrix) -> Path:
         inputs=dict(preparation.input_digests),
         inputs_pinned=preparation.inputs_pinned,
         library=None if library is None or isinstance(library, Blocked) else library.facts(),
-        commit=commit,
+        commit=head,
         dirty=dirty,
         kernel_commit=kernel_commit,
         kernel_dirty=kernel_dirty,
+        checkout=Checkout(
+            cell_sha256=preparation.runtime.cell_sha256,
+            op_sha256=preparation.runtime.op_sha256,
+            locks={name: lock.read(path).sha256 for name, path in locks.items()},
+            changed=differing,
+        ),
         cells=[cell for cell, _ in cells],
         stacks={name: asdict(record) if record else None for name, record in preparation.stacks.items()},
     )
@@ -116,6 +148,9 @@ def assemble(preparation: Preparation, matrix: Matrix) -> Path:
         for cell, source in cells:
             if source is not None:
                 _link(source, folder / cell.folder)
+        for name, path in locks.items():
+            write_text(folder / LOCKS / name, path.read_text(encoding="utf-8"))
+        shutil.copyfile(workspace.matrix, folder / "matrix.yaml")
         write_json(folder / "run.json", described.model_dump())
         folder.rename(place)
     return place
@@ -225,8 +260,36 @@ def _kernel_source(matrix: Matrix, preparation: Preparation) -> tuple[str | None
     return (None, None) if preparation.isolation == "host" else (sources[0].commit, False)
 
 
-def _source() -> tuple[str | None, bool | None]:
-    """This repository's commit and whether tracked files differ from it; None outside a checkout."""
+def _locks(preparation: Preparation, matrix: Matrix) -> dict[str, Path]:
+    """The locks of the run's stacks, by their names relative to the checkout."""
+    workspace, device = preparation.workspace, preparation.plan.device
+    stacks = matrix.device(device).stacks
+    paths = [
+        path
+        for name in preparation.stacks
+        if stacks[name].base
+        for path in (
+            environments.lock_of(workspace, matrix, device, name),
+            environments.build_lock_of(workspace, matrix, device, name),
+        )
+        if path.is_file()
+    ]
+    return {environments.relative(path, workspace): path for path in paths}
+
+
+def commit() -> str | None:
+    """This repository's commit; None outside a checkout."""
+    return _source()[0]
+
+
+def changed() -> bool:
+    """Whether this repository differs from its commit, or has none."""
+    found, dirty, files = _source()
+    return found is None or bool(dirty) or bool(files)
+
+
+def _source() -> tuple[str | None, bool | None, list[str]]:
+    """This repository's commit, whether tracked files differ from it, and which; None outside a checkout."""
 
     def git(*arguments: str) -> str | None:
         try:
@@ -237,6 +300,10 @@ def _source() -> tuple[str | None, bool | None]:
             return None
         return answer.stdout.strip() if answer.returncode == 0 else None
 
-    commit = git("rev-parse", "HEAD")
-    changed = git("status", "--porcelain", "--untracked-files=no")
-    return commit, None if commit is None or changed is None else bool(changed)
+    head = git("rev-parse", "HEAD")
+    tracked = git("status", "--porcelain", "--untracked-files=no")
+    untracked = git("status", "--porcelain", "--untracked-files=all", "--", *_COUNTS) or ""
+    if head is None or tracked is None:
+        return head, None, []
+    lines = [*tracked.splitlines(), *(line for line in untracked.splitlines() if line.startswith("??"))]
+    return head, bool(tracked), [line.strip() for line in lines[:_MOST_CHANGED]]

@@ -26,8 +26,8 @@ class Runtime:
 def stage(out: Path, op_folder: Path) -> Runtime:
     """Copy what a cell imports to out/runtime/<hash>/, unless it is there."""
     cell = REPOSITORY / "harness" / "cell"
-    hashes = {"cell": sha256_tree(sources(cell), cell), "op": sha256_tree(sources(op_folder), op_folder)}
-    folder = out / "runtime" / sha256_json(hashes)[:16]
+    cell_sha256, op_sha256 = hashes(op_folder)
+    folder = out / "runtime" / sha256_json({"cell": cell_sha256, "op": op_sha256})[:16]
     with locked(folder.with_suffix(".lock")):
         if not folder.is_dir():
             with temporary_folder(folder.parent, folder.name) as temporary:
@@ -35,7 +35,13 @@ def stage(out: Path, op_folder: Path) -> Runtime:
                 _copy(op_folder, temporary / "kernels" / op_folder.name)
                 (temporary / "harness" / "__init__.py").touch()
                 temporary.rename(folder)
-    return Runtime(folder=folder, cell_sha256=hashes["cell"], op_sha256=hashes["op"])
+    return Runtime(folder=folder, cell_sha256=cell_sha256, op_sha256=op_sha256)
+
+
+def hashes(op_folder: Path) -> tuple[str, str]:
+    """The hashes of harness/cell and of the op's folder as they are now."""
+    cell = REPOSITORY / "harness" / "cell"
+    return sha256_tree(sources(cell), cell), sha256_tree(sources(op_folder), op_folder)
 
 
 def _copy(source: Path, target: Path) -> None:

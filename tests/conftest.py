@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import browser
 import packages
 import pytest
 from hypothesis import settings
@@ -25,6 +26,7 @@ from harness.workspace import REPOSITORY, default_cache
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-docker", action="store_true", help="fail, not skip, when no Docker engine answers")
+    parser.addoption("--require-browser", action="store_true", help="fail, not skip, when there is no Chromium")
 
 
 def pytest_configure() -> None:
@@ -38,19 +40,26 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests with real containers run where an engine answers; under --require-docker its absence is an error.
 
-    Tests on a GPU run where NVIDIA's driver has one.
+    Tests on a GPU run where NVIDIA's driver has one, those in a browser where Chromium is.
     """
     if any(item.get_closest_marker("gpu") for item in items) and not _has_gpu():
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU"))
-    marked = [item for item in items if item.get_closest_marker("docker")]
-    if not marked or engine.answers():
+    _needed(config, items, "browser", "--require-browser", "no Chromium is installed", lambda: browser.PROGRAM)
+    _needed(config, items, "docker", "--require-docker", "no Docker engine answers", engine.answers)
+
+
+def _needed(
+    config: pytest.Config, items: list[pytest.Item], marker: str, option: str, lacking: str, has: Callable[[], object]
+) -> None:
+    marked = [item for item in items if item.get_closest_marker(marker)]
+    if not marked or has():
         return
-    if config.getoption("--require-docker"):
-        raise pytest.UsageError("--require-docker: no Docker engine answers")
+    if config.getoption(option):
+        raise pytest.UsageError(f"{option}: {lacking}")
     for item in marked:
-        item.add_marker(pytest.mark.skip(reason="no Docker engine answers"))
+        item.add_marker(pytest.mark.skip(reason=lacking))
 
 
 def _has_gpu() -> bool:

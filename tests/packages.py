@@ -13,7 +13,7 @@ import subprocess
 import tarfile
 import threading
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -27,14 +27,19 @@ MODULE = {"bitmatrix_probe.py": "ANSWER = 42\n"}
 
 
 def wheel(
-    folder: Path, name: str = NAME, version: str = VERSION, files: Mapping[str, str] = MappingProxyType(MODULE)
+    folder: Path,
+    name: str = NAME,
+    version: str = VERSION,
+    files: Mapping[str, str] = MappingProxyType(MODULE),
+    requires: Sequence[str] = (),
 ) -> Path:
     """A wheel of some files, made by hand; what lies in a folder `bin` is executable."""
+    needs = "".join(f"Requires-Dist: {requirement}\n" for requirement in requires)
     stem = f"{name.replace('-', '_')}-{version}"
     info = f"{stem}.dist-info"
     contents = {
         **files,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     rows = []

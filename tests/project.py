@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
 
+from harness import lock
 from harness.workspace import REPOSITORY
 
 OP = """
@@ -91,6 +93,15 @@ class Project:
     def write(self) -> None:
         """Write matrix.yaml as `matrix` now says."""
         (self.root / "matrix.yaml").write_text(yaml.safe_dump(self.matrix, sort_keys=False))
+
+    def add_broken_stack(self) -> None:
+        """A stack `broken` like `golden`, whose lock names a file of NumPy that no index has."""
+        locks = self.root / "images" / "locks" / "cpu"
+        found = lock.read(locks / "golden-x86_64-py3.11.txt")
+        pins = [replace(pin, hashes=("0" * 64,)) if pin.name == "numpy" else pin for pin in found.pins.values()]
+        path = locks / "broken-x86_64-py3.11.txt"
+        lock.write(path, stack="broken", device="cpu", requirements=list(found.requirements), pins=pins)
+        self.cpu["stacks"]["broken"] = self.cpu["stacks"]["golden"]  # type: ignore[index]
 
     def options(self, *more: str, isolation: str = "docker") -> list[str]:
         """Options of a command on this project."""

@@ -230,7 +230,7 @@ def gpu_job(folder: Path) -> tuple[Job, Builds, Lock]:
         gpu=True,
         out=folder / "out",
     )
-    empty = Lock(path=folder / "lock.txt", requirements=(), pins={}, sha256="")
+    empty = Lock(path=folder / "lock.txt", requirements=(), pins={}, sha256="", stated=None)
     return job, Builds(sources=(declared,)), empty
 
 

@@ -139,7 +139,14 @@ def test_facts_tell_what_was_imported_and_what_the_process_changed(tmp_path: Pat
     (tmp_path / "shadow.py").write_text("__version__ = '7'\nimport os\nos.environ['LATE'] = 'yes'\n")
     work = jobs.stage(tmp_path, f"import shadow\n{jobs.NUMPY}")
     facts = jobs.run(tmp_path, work, {**jobs.environment(tmp_path, work), "UNDECLARED": "seen"}).claims["facts"]
-    assert facts["modules"]["shadow"] == {"file": str(tmp_path / "shadow.py"), "version": "7"}
+    shadow = {
+        "file": str(tmp_path / "shadow.py"),
+        "version": "7",
+        "distribution": None,
+        "installed": None,
+        "owned": None,
+    }
+    assert facts["modules"]["shadow"] == shadow
     assert facts["modules"]["numpy"]["version"] == facts["numpy"]["version"] == np.__version__
     assert facts["distributions"]["numpy"] == np.__version__
     assert facts["environment"]["declared"] == {"OMP_NUM_THREADS": "1"}

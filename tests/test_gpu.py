@@ -18,7 +18,7 @@ import yaml
 from nvml import FakeGpu, compile_double, environment
 from project import GOOD, Project, in_run
 
-from harness import engine, gpu, isolation, lease, toolkit
+from harness import doctor, engine, gpu, isolation, lease, matrix, toolkit
 from harness.base import BaseImage
 from harness.capture import Verdict
 from harness.environment import Environment
@@ -27,9 +27,9 @@ from harness.gpu import Gpu
 from harness.isolation import Task
 from harness.lease import Lease
 from harness.matrix import Limits
-from harness.plan import Cell, Plan
+from harness.plan import Cell, IsolationName, Plan
 from harness.run import on_lease
-from harness.workspace import REPOSITORY
+from harness.workspace import REPOSITORY, Workspace
 
 A, B, C = (FakeGpu(uuid=f"GPU-{letter * 8}") for letter in "abc")
 B200 = FakeGpu(uuid="GPU-dddddddd", name="NVIDIA B200", capability="10.0", cores=18944)
@@ -438,6 +438,15 @@ def test_the_doctor_names_what_a_gpu_host_lacks(tmp_path: Path, double: Path) ->
     code, said = run(project, environment(double, [FakeGpu(uuid="GPU-1", fabric=3)]), command="doctor")
     assert code == 0, said
     assert "fail" not in said
+
+
+@pytest.mark.parametrize(("way", "gib"), [("docker", 20), ("venv", 80), ("host", 5)])
+def test_the_doctor_asks_for_room_for_what_is_cached(tmp_path: Path, way: IsolationName, gib: int) -> None:
+    workspace = Workspace(out=tmp_path / "out", cache=tmp_path / "cache")
+    declared = matrix.load(workspace.matrix, workspace.kernels)
+    checks = doctor.examine(workspace, declared, "cuda", way, ())
+    cache = next(check for check in checks if check.what == "disk for cache")
+    assert f"about {gib} GiB may be needed" in cache.text
 
 
 # The engine ----------------------------------------------------------------------------------------------------------

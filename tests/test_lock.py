@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -75,11 +76,43 @@ def test_a_line_that_is_no_pin_with_hashes_is_refused(tmp_path: Path, text: str,
 def test_a_lock_that_does_not_meet_its_requirements_is_refused(
     tmp_path: Path, requirements: list[str], message: str
 ) -> None:
-    made = write(tmp_path, f"# requirements: numpy==2.4.6\nnumpy==2.4.6 --hash=sha256:{DIGEST}\n")
+    made = tmp_path / "lock.txt"
+    pins = [Pin(name="numpy", version="2.4.6", hashes=(DIGEST,))]
+    lock.write(made, stack="golden", device="cpu", requirements=["numpy==2.4.6"], pins=pins)
     lock.check(lock.read(made), ["numpy==2.4.6"])
     with pytest.raises(BadInput, match="make it again: nox -s lock") as caught:
         lock.check(lock.read(made), requirements)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (DIGEST, f"{DIGEST[:-1]}0"),
+        ("numpy==2.4.6 \\", "numpy==2.4.7 \\"),
+        ("# requirements: numpy==2.4.6", "# requirements: numpy"),
+        ("--stack golden", "--stack other"),
+        ("# sha256 without", "# sha256 with or without"),
+    ],
+)
+def test_a_lock_edited_by_hand_is_refused(tmp_path: Path, old: str, new: str) -> None:
+    made = tmp_path / "lock.txt"
+    pins = [Pin(name="numpy", version="2.4.6", hashes=(DIGEST,))]
+    lock.write(made, stack="golden", device="cpu", requirements=["numpy==2.4.6"], pins=pins)
+    text = made.read_text()
+    assert text.count(old) == 1
+    made.write_text(text.replace(old, new))
+    with pytest.raises(BadInput, match=r"edited|state its own digest"):
+        lock.check(lock.read(made), list(lock.read(made).requirements))
+
+
+def test_a_locks_digest_is_that_of_the_file_without_its_line(tmp_path: Path) -> None:
+    made = tmp_path / "lock.txt"
+    lock.write(
+        made, stack="golden", device="cpu", requirements=["x"], pins=[Pin(name="x", version="1", hashes=("0" * 64,))]
+    )
+    rest = "".join(line for line in made.read_text().splitlines(keepends=True) if not line.startswith("# sha256"))
+    assert lock.read(made).sha256 == hashlib.sha256(rest.encode()).hexdigest() == lock.read(made).stated
 
 
 def test_every_committed_lock_meets_the_committed_matrix(kernels: Path, tmp_path: Path) -> None:

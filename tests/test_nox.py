@@ -50,10 +50,7 @@ def statuses(project: Project) -> dict[str, str]:
 def two_stacks(tmp_path: Path) -> Project:
     """Two stacks with a cell each; the second's lock names a file that no index has."""
     project = Project(tmp_path, {"good": GOOD, "other": OTHER})
-    lock = project.root / "images" / "locks" / "cpu" / "golden-x86_64-py3.11.txt"
-    broken = re.sub(r"(numpy==2.4.6 .\s+--hash=sha256:).{64}", r"\g<1>" + "0" * 64, lock.read_text())
-    lock.with_name("broken-x86_64-py3.11.txt").write_text(broken)
-    project.cpu["stacks"]["broken"] = project.cpu["stacks"]["golden"]  # type: ignore[index]
+    project.add_broken_stack()
     project.cpu["candidates"]["other"]["stack"] = "broken"  # type: ignore[index]
     project.write()
     return project

@@ -11,6 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from harness import render, report
+from harness.measure import Measures
 from harness.report import (
     Case,
     CellDetails,
@@ -18,6 +19,8 @@ from harness.report import (
     Comparison,
     Details,
     Environment,
+    Finding,
+    PairDetail,
     Report,
     StackDetails,
 )
@@ -94,9 +97,71 @@ def small(*, name: str = "other", reason: str = "it is so", value: str = "1", na
             },
             classes=report.classes(digests), digests=digests,
             inputs={"x": {"4": "5" * 64, "16": "6" * 64}, "w": "7" * 64}, inputs_pinned=True,
-            library={"sha256": "3" * 64, "compiler": value}, findings=[f"numpy: {reason}"],
+            library={"sha256": "3" * 64, "compiler": value},
+            findings=[Finding(severity="error", about="numpy", message=reason)],
             commit="4" * 40, dirty=True,
+            pairs={name: {"plain": {"16": {"out": DETAIL}}}},
+            measures={"plain": taken(), name: taken(reason)},
         ),
+    )  # fmt: skip
+
+
+DETAIL = PairDetail(
+    ulp_max=5000, ulp_median=3, ulp={"1": 99, "2": 10_000}, first=[0, 3], bits=["3f800001", "3f800000"],
+    rows=16, rows_differ=15, kinds={"nan": 2, "signed_zero": 1},
+)  # fmt: skip
+
+
+def taken(reason: str | None = None) -> Measures:
+    """Measures that went well, or that all have a reason."""
+    if reason is not None:
+        none = {"status": "unavailable", "reason": reason, "seconds": None, "result": None}
+        return Measures.model_validate(
+            {
+                "repeatability": none,
+                "second_process": {"status": "crashed", "reason": reason, "differ": {}},
+                "batch_invariance": {
+                    "status": "done", "reason": None, "seconds": 1.5,
+                    "result": {
+                        "quick": True, "complete": True,
+                        "checks": {reason[:200]: {reason[:200]: {"compared": 9, "differ": 2}}},
+                        "first": [{"check": reason[:200], "tensor": reason[:200], "batch": 3, "row": 1, "byte": 4,
+                                   "expected": "00000000", "found": "00000001"}],
+                    },
+                },
+                "latency": none,
+                "accuracy": none,
+                "precision": {
+                    "status": "done", "reason": None, "seconds": 0.5,
+                    "result": {"bits": {"4": {reason[:200]: 11}}, "complete": True},
+                },
+            }
+        )  # fmt: skip
+    timing = {"median_us": 1234.5, "min_us": 1000.0, "max_us": 2e6, "repeats": 9}
+    error = {"scale": 2.0, "max_abs": 1e-6, "rms_abs": 2e-7, "max_ulp": 12.5, "median_ulp": 0.5, "not_finite": 0}
+    done = {"status": "done", "reason": None, "seconds": 1.0}
+    return Measures.model_validate(
+        {
+            "repeatability": {**done, "result": {"calls": 2, "differ": {}, "complete": True}},
+            "second_process": {"status": "done", "reason": None, "differ": {}},
+            "batch_invariance": {
+                **done,
+                "result": {
+                    "quick": False, "complete": True, "first": [],
+                    "checks": {"alone": {"out": {"compared": 2369, "differ": 0}}},
+                },
+            },
+            "accuracy": {**done, "result": {"cases": {"4": {"out": error, "grads.x": error}}, "complete": True}},
+            "latency": {
+                **done,
+                "result": {
+                    "clock": "CUDA events", "load": [0.5, 1.0], "complete": True,
+                    "cases": {"4": {"forward": timing, "whole": timing}, "16": {"forward": None, "whole": timing}},
+                },
+            },
+            "precision": {**done, "result": {"bits": {"4": {"forward operand": 24}}, "complete": True}},
+            "clocks": {"sm_mhz": [1980, 1755], "sm_max_mhz": 1980, "held_down_ns": {"power": 5}, "throttle": ["power"]},
+        }
     )  # fmt: skip
 
 

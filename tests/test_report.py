@@ -110,10 +110,10 @@ def test_nesting_has_one_bound_whatever_the_interpreter_allows(tmp_path: Path, o
 
 def test_a_newer_format_says_to_update(tmp_path: Path) -> None:
     data = json.loads(PUBLISHED.read_text())
-    data["bitmatrix"] = {"format": 2, "whatever": []}
+    data["bitmatrix"] = {"format": 3, "whatever": []}
     path = tmp_path / "x.json"
     path.write_text(json.dumps(data))
-    with pytest.raises(BadInput, match="is of format 2; this bitmatrix reads up to 1: update it"):
+    with pytest.raises(BadInput, match="is of format 3; this bitmatrix reads up to 2: update it"):
         report.load(path)
 
 

@@ -14,6 +14,7 @@ from conftest import Site
 
 from harness import cli, engine, environment, lock, matrix
 from harness.base import BaseImage
+from harness.files import sha256_file
 from harness.workspace import Workspace
 
 
@@ -80,6 +81,74 @@ def test_a_stack_that_does_not_resolve_leaves_the_others_and_its_old_lock(
     assert "stack bad for cpu is not resolved: resolving bad failed" in said
     assert "not resolved, and left as they were: cpu/bad" in said
     assert [path.name.split("-")[0] for path in (made.root / "images/locks/cpu").iterdir()] == ["good"]
+
+
+def test_what_a_lock_would_change_is_shown_before_it_is_written(
+    site: Site, made: project.Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stacks(made, probe={**BY_UV, "requirements": [PROBE]})
+    options = ["--root", str(made.root), "--out", str(made.out), "--cache", str(site.cache), "--isolation", "venv"]
+    assert cli.main(["lock", "--dry-run", *options]) == 0
+    assert f"{packages.NAME}: absent -> 1.0" in capsys.readouterr().out
+    assert not list((made.root / "images").rglob("probe-*"))
+
+
+def test_a_lock_is_proved_by_resolving_it_with_its_own_pins(
+    site: Site, made: project.Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    links = site.folder / "links"
+    monkeypatch.setenv("PIP_FIND_LINKS", str(links))
+    tool = packages.wheel(links, "bitmatrix-tool", "1.0", {"bitmatrix_tool.py": ""})
+    top = packages.wheel(links, "bitmatrix-top", "1.0", {}, requires=["bitmatrix-tool"])
+    stacks(made, probe={**BY_UV, "requirements": ["bitmatrix-top==1.0"]})
+    options = ["--root", str(made.root), "--out", str(made.out), "--cache", str(site.cache), "--isolation", "venv"]
+    check = ["lock", "--check", *options]
+    assert cli.main(["lock", *options]) == 0
+    (path,) = (made.root / "images" / "locks" / "cpu").glob("probe-*-py3.12.txt")
+    # A newer release doesn't make a lock wrong.
+    packages.wheel(links, "bitmatrix-tool", "2.0", {"bitmatrix_tool.py": ""})
+    assert cli.main(check) == 0
+    hashes = {"bitmatrix-top": sha256_file(top), "bitmatrix-tool": sha256_file(tool)}
+
+    def rewritten(**versions: str) -> None:
+        pins = [
+            lock.Pin(
+                name=name.replace("_", "-"), version=version, hashes=(hashes.get(name.replace("_", "-"), "0" * 64),)
+            )
+            for name, version in versions.items()
+        ]
+        lock.write(path, stack="probe", device="cpu", requirements=["bitmatrix-top==1.0"], pins=pins)
+
+    for versions, said in (
+        ({"bitmatrix_top": "1.0"}, "lacks bitmatrix-tool, which its requirements bring"),
+        ({"bitmatrix_top": "1.0", "bitmatrix_tool": "3.0"}, "doesn't resolve with its own pins"),
+        (
+            {"bitmatrix_top": "1.0", "bitmatrix_tool": "2.0"},
+            "no index has bitmatrix-tool 2.0 with a hash",
+        ),
+        (
+            {"bitmatrix_top": "1.0", "bitmatrix_tool": "1.0", packages.NAME.replace("-", "_"): "1.0"},
+            f"pins {packages.NAME}, which no requirement brings",
+        ),
+    ):
+        rewritten(**versions)
+        assert cli.main(check) == 1, versions
+        assert said in capsys.readouterr().out
+    path.write_text(path.read_text().replace("bitmatrix-top==1.0 \\", "bitmatrix-top==1.1 \\"))
+    assert cli.main(check) == 2
+    assert "was edited after it was made" in capsys.readouterr().out
+
+
+def test_a_matrix_whose_requirements_and_locks_disagree_does_not_run(
+    site: Site, made: project.Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stacks(made, probe={**BY_UV, "requirements": [PROBE]})
+    options = ["--root", str(made.root), "--out", str(made.out), "--cache", str(site.cache), "--isolation", "venv"]
+    assert cli.main(["lock", *options]) == 0
+    stacks(made, probe={**BY_UV, "requirements": [f"{packages.NAME}>=2"]})
+    for command in ("plan", "image", "run", "matrix"):
+        assert cli.main([command, "--device", "cpu", *options]) == 2, command
+        assert f"pins {packages.NAME} 1.0, the matrix wants {packages.NAME}>=2" in capsys.readouterr().err
 
 
 def test_a_package_without_a_wheel_is_named_when_a_lock_is_made(

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -15,13 +14,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from project import GOOD, OTHER, Project, in_run
 
-from harness import cli, engine
+from harness import cli, engine, lock
 from harness.workspace import REPOSITORY
 
 docker = pytest.mark.docker
@@ -369,10 +369,7 @@ def test_a_full_disk_fails_cells_with_that_reason_and_loses_nothing(tmp_path: Pa
 @docker
 def test_a_stack_that_cannot_be_built_does_not_keep_the_others_from_the_table(tmp_path: Path) -> None:
     project = Project(tmp_path, {"good": GOOD, "other": OTHER})
-    lock = project.root / "images" / "locks" / "cpu" / "golden-x86_64-py3.11.txt"
-    broken = lock.with_name("broken-x86_64-py3.11.txt")
-    broken.write_text(re.sub(r"(numpy==2.4.6 .\s+--hash=sha256:).{64}", r"\g<1>" + "0" * 64, lock.read_text()))
-    project.cpu["stacks"]["broken"] = project.cpu["stacks"]["golden"]  # type: ignore[index]
+    project.add_broken_stack()
     project.cpu["candidates"]["other"]["stack"] = "broken"  # type: ignore[index]
     project.write()
     assert run(project) == 1
@@ -531,10 +528,61 @@ def test_a_lock_that_does_not_match_its_requirements_runs_nothing(
 
 def test_a_version_other_than_the_locks_is_a_finding_in_host_isolation(tmp_path: Path) -> None:
     project = Project(tmp_path, {"good": GOOD})
-    lock = project.root / "images" / "locks" / "cpu" / "golden-x86_64-py3.11.txt"
-    lock.write_text(lock.read_text().replace("numpy==2.4.6", "numpy==2.4.5"))
-    project.cpu["stacks"]["golden"]["requirements"] = ["numpy==2.4.5", "safetensors==0.8.0"]  # type: ignore[index]
+    path = project.root / "images" / "locks" / "cpu" / "golden-x86_64-py3.11.txt"
+    other = ["numpy==2.4.5", "safetensors==0.8.0"]
+    pins = [replace(pin, version="2.4.5") if pin.name == "numpy" else pin for pin in lock.read(path).pins.values()]
+    lock.write(path, stack="golden", device="cpu", requirements=other, pins=pins)
+    project.cpu["stacks"]["golden"]["requirements"] = other  # type: ignore[index]
     project.write()
     assert run(project, isolation="host") == 0
-    assert report(project)["bitmatrix"]["findings"] == ["stack golden: numpy is 2.4.6, its lock pins 2.4.5"]
-    assert "Not as pinned: stack golden: numpy is 2.4.6" in (project.latest() / "report.md").read_text()
+    found = report(project)["bitmatrix"]["findings"]
+    message = "numpy is 2.4.6, its lock pins 2.4.5"
+    assert {"severity": "warning", "about": "golden", "message": message} in found
+    assert f"| warning | `golden` | {message} |" in (project.latest() / "report.md").read_text()
+
+
+DIES_WHILE_MEASURED = """
+import os
+import numpy as np
+calls = []
+def load(context):
+    def run(inputs):
+        calls.append(1)
+        if len(calls) > 2:
+            os.abort()
+        return {"out": inputs["x"] * np.float32(3), "grads.x": inputs["g"] * np.float32(3)}
+    return run
+"""
+
+OTHER_EACH_PROCESS = """
+import os
+import numpy as np
+noise = np.float32(int.from_bytes(os.urandom(2), "little"))
+def load(context):
+    return lambda inputs: {"out": inputs["x"] + noise, "grads.x": inputs["g"] * np.float32(3)}
+"""
+
+
+@docker
+def test_measures_are_on_record_and_what_one_breaks_loses_no_capture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    candidates = {"good": GOOD, "dies": DIES_WHILE_MEASURED, "random": OTHER_EACH_PROCESS}
+    project = Project(tmp_path, candidates)
+    assert run(project) == 0
+    project.cpu["measures"] = {"repeatability": {"calls": 1}, "batch_invariance": {"quick": True}}
+    project.write()
+    assert run(project) == 0
+    assert all(status == "done" for status, _ in cells(project).values())
+    measures = report(project)["bitmatrix"]["measures"]
+    assert measures["good"]["repeatability"]["result"] == {"calls": 1, "differ": {}, "complete": True}
+    assert measures["good"]["second_process"] == {"status": "done", "reason": None, "differ": {}}
+    assert measures["dies"]["repeatability"]["status"] == "failed"
+    assert "ended by signal 6" in measures["dies"]["repeatability"]["reason"]
+    assert measures["random"]["second_process"]["differ"] == {"1": ["out"], "4": ["out"]}
+    verdicts = report(project)["bitmatrix"]["verdicts"]
+    assert verdicts["random"]["kinds"][0] == "not_repeatable"
+    assert (project.latest() / "report.html").is_file()
+    capsys.readouterr()
+    assert run(project, "--no-measures") == 0
+    assert "kept" in capsys.readouterr().err, "a cell that measured more than is wanted stays"

@@ -41,6 +41,9 @@ DTYPES = {
 }
 """safetensors' dtype names by those that numpy and torch share."""
 
+_NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+_NONE: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Raw:
@@ -79,7 +82,7 @@ def checked(op: Op, case: int, results: object) -> list[Raw]:
     expected = {tensor.name: tensor for tensor in op.results()}
     if results.keys() != expected.keys():
         raise Failed(f"case {case}: the candidate returned {_names(results)} where the op has {_names(expected)}")
-    tensors = [_raw(name, results[name], case) for name in expected]
+    tensors = [raw(name, results[name], case) for name in expected]
     for tensor in tensors:
         declared = expected[tensor.name]
         if (tensor.dtype, tensor.shape) != (declared.dtype, declared.at(case)):
@@ -106,7 +109,8 @@ def write(path: Path, tensors: list[Raw]) -> None:
             stream.write(tensor.data)
 
 
-def _raw(name: str, value: object, case: int) -> Raw:
+def raw(name: str, value: object, case: int) -> Raw:
+    """One result as bytes. Raises Failed when it is no tensor, or of a dtype that a capture can't hold."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
@@ -118,6 +122,19 @@ def _raw(name: str, value: object, case: int) -> Raw:
         raise Failed(f"case {case}: {name} has dtype {dtype}, which a capture can't hold")
     data = _array_bytes(value) if isinstance(value, np.ndarray) else _tensor_bytes(value)
     return Raw(name=name, dtype=DTYPES[dtype], shape=tuple(value.shape), data=data)
+
+
+def read(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """The tensors of a capture that this process wrote, flat and mapped: BF16 as U16, what is no float as U8."""
+    with path.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(size))
+    found = {}
+    for name, entry in header.items():
+        start, end = entry["data_offsets"]
+        data = np.memmap(path, np.uint8, "r", offset=8 + size + start, shape=(end - start,)) if end > start else _NONE
+        found[name] = data.view(_NUMPY.get(entry["dtype"], np.uint8))
+    return found
 
 
 def _array_bytes(array: npt.NDArray[Any]) -> memoryview:

@@ -25,7 +25,8 @@ class Claims:
     `seconds` wall time by phase (a GPU's asynchronous work ends in a case's `write`). `activation` says which function
     switched the mode on, whether torch was there to be looked at (`seen`), and what it set in the process'
     `environment` and in torch's `flags`, before and after; `overrides` and `patches` what it replaced in torch;
-    `precision` torch's flags as the activation left them (`found`) and as the cases ran (`in_force`).
+    `precision` torch's flags as the activation left them (`found`) and as the cases ran (`in_force`). `measures` holds
+    status, reason, seconds and result of each by its name.
     """
 
     cell: str
@@ -39,6 +40,7 @@ class Claims:
     patches: list[dict[str, Any]] = field(default_factory=list)
     precision: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
+    measures: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

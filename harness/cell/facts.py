@@ -10,7 +10,8 @@ import platform
 import re
 import resource
 import sys
-from collections.abc import Mapping
+import sysconfig
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def collect(device: str, declared: Mapping[str, str], environment: Mapping[str, 
     `environment` is the process' own as it was at the start, before a mode could change it.
     """
     readers = {
-        "python": lambda: {"version": platform.python_version(), "implementation": platform.python_implementation()},
+        "python": _python,
         "platform": _platform,
         "distributions": lambda: {name: versions[0] for name, versions in _distributions().items()},
         "duplicate_distributions": lambda: {name: found for name, found in _distributions().items() if len(found) > 1},
@@ -42,6 +43,14 @@ def collect(device: str, declared: Mapping[str, str], environment: Mapping[str, 
         "peak_rss_bytes": lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
     return {name: attempt(read) for name, read in readers.items()}
+
+
+def _python() -> dict[str, str]:
+    return {
+        "version": platform.python_version(),
+        "implementation": platform.python_implementation(),
+        "stdlib": sysconfig.get_path("stdlib"),
+    }
 
 
 def _platform() -> dict[str, str]:
@@ -65,10 +74,19 @@ def _distributions() -> dict[str, list[str]]:
     return dict(sorted(versions.items()))
 
 
-def _modules() -> dict[str, dict[str, str | None]]:
-    """File and version of every imported public top-level module that isn't the standard library's or the harness'."""
+def _modules() -> dict[str, dict[str, Any]]:
+    """File, version and package of every imported public top-level module, the standard library's and harness' apart.
+
+    `installed` is its package's version; `owned`, whether the file is one that its package installed: a folder that
+    stands earlier on sys.path may hold another of that name. Both are None where that isn't known.
+    """
+    owners = importlib.metadata.packages_distributions()
     return {
-        name: {"file": _file(module), "version": _text(getattr(module, "__version__", None))}
+        name: {
+            "file": _file(module),
+            "version": _text(getattr(module, "__version__", None)),
+            **_owner(_file(module), owners.get(name, [])),
+        }
         for name, module in sorted(sys.modules.items())
         if "." not in name
         and name not in sys.stdlib_module_names
@@ -76,6 +94,28 @@ def _modules() -> dict[str, dict[str, str | None]]:
         and not name.startswith(("_", "bitmatrix_"))
         and _file(module)
     }
+
+
+def _owner(file: str | None, packages: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {"distribution": None, "installed": None, "owned": None}
+    for package in packages:
+        distribution = importlib.metadata.distribution(package)
+        name = re.sub(r"[-_.]+", "-", package).lower()
+        found = {"distribution": name, "installed": distribution.version, "owned": _owns(distribution, file)}
+        if found["owned"]:
+            return found
+    return found
+
+
+def _owns(distribution: importlib.metadata.Distribution, file: str | None) -> bool | None:
+    root = Path(str(distribution.locate_file("")))
+    # A namespace package has no file of its own, and an editable installation doesn't list its files.
+    if file is None or distribution.files is None or Path(file).is_dir() or len(distribution.files) < 1:
+        return None
+    listed = {str(path) for path in distribution.files}
+    if not any(path.endswith((".py", ".so")) for path in listed):
+        return None
+    return Path(file).is_relative_to(root) and str(Path(file).relative_to(root)) in listed
 
 
 def _file(module: Any) -> str | None:

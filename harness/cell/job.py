@@ -65,6 +65,10 @@ class Job:
     library: Library | None
     output: Path
     lifeline: bool = False
+    measures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Settings by the measure's name; in this order they run, after every case is captured."""
+    measure_seconds: int = 600
+    """What one measure may take before it stops with what it has."""
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -82,8 +86,10 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "library": (dict, NoneType),
     "output": (str,),
     "lifeline": (bool,),
+    "measures": (dict,),
+    "measure_seconds": (int,),
 }
-_OPTIONAL = frozenset({"lifeline"})
+_OPTIONAL = frozenset({"lifeline", "measures", "measure_seconds"})
 
 
 def read(path: Path) -> Job:
@@ -116,6 +122,8 @@ def _job(data: Any) -> Job:
         library=None if library is None else Library(path=Path(library["path"]), sha256=library["sha256"]),
         output=Path(data["output"]),
         lifeline=data.get("lifeline", False),
+        measures=data.get("measures", {}),
+        measure_seconds=data.get("measure_seconds", 600),
     )
 
 

@@ -86,8 +86,31 @@ class Unavailable(Exception):
 Run = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """What a candidate's `load(context)` returns: numpy inputs of one case by name -> result tensors by name.
 
-Result tensors are numpy arrays or torch tensors; their names are those of `Op.results()`.
+Result tensors are numpy arrays or torch tensors; their names are those of `Op.results()`. A `Steps` is a run, too.
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """A run in its parts, so that a measure can call again and again what it placed once.
+
+    `place` puts numpy inputs where the candidate computes and returns them by name; a measure may exchange those with
+    rows for others, alike, of another number of rows. `forward` returns the outputs, `whole` every result; neither
+    changes what was placed.
+    """
+
+    place: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    forward: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None
+    whole: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+    def __call__(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Every result of one case."""
+        return self.whole(self.place(inputs))
+
+
+def steps(run: Run) -> Steps:
+    """The parts of a run; one that is a mere function can't do its forward alone."""
+    return run if isinstance(run, Steps) else Steps(place=dict, forward=None, whole=run)
 
 
 def load_module(path: Path, name: str) -> ModuleType:

@@ -1,4 +1,4 @@
-"""One cell's work: check what was given, switch the mode on, run every case in order, capture it."""
+"""One cell's work: check what was given, switch the mode on, run every case in order, capture it; then measure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from harness.cell import numerics
+from harness.cell import measures, numerics
 from harness.cell.activation import activate
 from harness.cell.capture import capture
 from harness.cell.claims import Claims
@@ -33,6 +33,8 @@ def sweep(job: Job, claims: Claims) -> None:
     run = _prepare(job, claims)
     for case in job.cases:
         _case(op, case, run, inputs, job.output, claims)
+    # Only now: a call more before a capture could change its bits.
+    measures.take(job, op, run, inputs, claims)
 
 
 def _prepare(job: Job, claims: Claims) -> Run:

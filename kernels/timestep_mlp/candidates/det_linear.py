@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.cell.op import Context, Run, Unavailable
+from harness.cell.op import Context, Steps, Unavailable
 
 CONTRACT = "h3-det-linear-v1"
 ABI_VERSION = 1
@@ -126,8 +126,8 @@ class DetLinear:
         return (getattr(self._library, f"det_linear_{name}")() or b"").decode()
 
 
-def load(context: Context) -> Run:
-    """A run of forward and backward; FP32 inputs and results as op.py declares them.
+def load(context: Context) -> Steps:
+    """Forward and backward; FP32 inputs and results as op.py declares them.
 
     Raises Unavailable on another device than a CPU, or on a CPU without the library's instructions.
     """
@@ -137,7 +137,11 @@ def load(context: Context) -> Run:
         raise RuntimeError("det_linear runs the op's kernel library: declare it with `library: true`")
     kernel = DetLinear(context.library, context.threads)
 
-    def run(inputs: Mapping[str, Any]) -> dict[str, Array]:
+    def forward(inputs: Mapping[str, Any]) -> dict[str, Array]:
+        hidden, _ = kernel.forward_silu(inputs["x"], inputs["w1"], inputs["b1"])
+        return {"out": kernel.forward(hidden, inputs["w2"], inputs["b2"])}
+
+    def whole(inputs: Mapping[str, Any]) -> dict[str, Array]:
         x, w1, w2, upstream = inputs["x"], inputs["w1"], inputs["w2"], inputs["upstream"]
         hidden, z = kernel.forward_silu(x, w1, inputs["b1"])
         out = kernel.forward(hidden, w2, inputs["b2"])
@@ -151,7 +155,7 @@ def load(context: Context) -> Run:
             "grads.b2": kernel.bias_gradient(upstream),
         }
 
-    return run
+    return Steps(place=dict, forward=forward, whole=whole)
 
 
 def _empty(*shape: int) -> Array:

@@ -8,29 +8,32 @@ from typing import Any
 import torch
 from diffusers.models.embeddings import TimestepEmbedding
 
-from harness.cell.op import Context, Run
+from harness.cell.op import Context, Steps
 
 
-def load(context: Context) -> Run:
-    """A run of forward and backward on the context's device; FP32 inputs and results as op.py declares them."""
+def load(context: Context) -> Steps:
+    """Forward and backward on the context's device; FP32 inputs and results as op.py declares them."""
 
-    def run(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    def place(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         # torch's own memory, aligned as in any training run: a matmul may take another path for other addresses.
-        given = {name: torch.tensor(value, device=context.device) for name, value in inputs.items()}
-        module = _module(given)
-        x = given["x"].requires_grad_()
-        out = module(x)
-        out.backward(given["upstream"])
-        return {
-            "out": out,
-            "grads.x": x.grad,
-            "grads.w1": module.linear_1.weight.grad,
-            "grads.b1": module.linear_1.bias.grad,
-            "grads.w2": module.linear_2.weight.grad,
-            "grads.b2": module.linear_2.bias.grad,
-        }
+        return {name: torch.tensor(value, device=context.device) for name, value in inputs.items()}
 
-    return run
+    return Steps(place=place, forward=lambda given: {"out": _module(given)(given["x"])}, whole=_whole)
+
+
+def _whole(given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    module = _module(given)
+    x = given["x"].detach().requires_grad_()
+    out = module(x)
+    out.backward(given["upstream"])
+    return {
+        "out": out,
+        "grads.x": x.grad,
+        "grads.w1": module.linear_1.weight.grad,
+        "grads.b1": module.linear_1.bias.grad,
+        "grads.w2": module.linear_2.weight.grad,
+        "grads.b2": module.linear_2.bias.grad,
+    }
 
 
 def _module(given: Mapping[str, torch.Tensor]) -> TimestepEmbedding:

@@ -6,47 +6,23 @@ Its own bits depend on NumPy's BLAS and the processor, so they are compared, nev
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.cell.op import Context, Run
+from harness.cell.op import Context, Steps, load_module
 
-Doubles = npt.NDArray[np.float64]
+_exact = load_module(Path(__file__).parents[1] / "exact.py", "bitmatrix_golden_exact").exact
 
 
-def load(context: Context) -> Run:
-    """A run of forward and backward on the CPU; FP32 inputs and results as op.py declares them."""
+def load(context: Context) -> Steps:
+    """Forward and backward on the CPU; FP32 inputs and results as op.py declares them."""
     del context  # NumPy works on the CPU whatever the device, with the threads that the environment declares.
-    return _run
+    return Steps(place=dict, forward=None, whole=_whole)
 
 
-def _run(inputs: Mapping[str, Any]) -> dict[str, npt.NDArray[np.float32]]:
-    x, w1, b1, w2, b2, upstream = (
-        np.asarray(inputs[name], dtype=np.float64) for name in ("x", "w1", "b1", "w2", "b2", "upstream")
-    )
-    z = x @ w1.T + b1
-    sigmoid = _sigmoid(z)
-    hidden = z * sigmoid
-    results = {"out": _rounded(hidden @ w2.T + b2), "grads.w2": _rounded(upstream.T @ hidden)}
-    del hidden
-    # silu'(z) = s + z s (1 - s), and 1 - s loses nothing as sigmoid(-z).
-    dz = (upstream @ w2) * (sigmoid * (1 + z * _sigmoid(-z)))
-    return results | {
-        "grads.x": _rounded(dz @ w1),
-        "grads.w1": _rounded(dz.T @ x),
-        "grads.b1": _rounded(dz.sum(axis=0)),
-        "grads.b2": _rounded(upstream.sum(axis=0)),
-    }
-
-
-def _sigmoid(z: Doubles) -> Doubles:
-    """1 / (1 + exp(-z)), with an exponential that can't overflow."""
-    small = np.exp(-np.abs(z))
-    result: Doubles = np.where(z >= 0, 1.0, small) / (1 + small)
-    return result
-
-
-def _rounded(values: Doubles) -> npt.NDArray[np.float32]:
-    return np.ascontiguousarray(values, dtype=np.float32)
+def _whole(inputs: Mapping[str, Any]) -> dict[str, npt.NDArray[np.float32]]:
+    results = _exact(inputs)
+    return {name: np.ascontiguousarray(results.pop(name), dtype=np.float32) for name in list(results)}
