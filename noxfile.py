@@ -178,6 +178,12 @@ def verify(session: nox.Session) -> None:
     alone(session, "verify")
 
 
+@nox.session(default=False)
+def bisect(session: nox.Session) -> None:
+    """Find the first release that changes the bits: -- --stack NAME --package PACKAGE==A..B. --by verdicts."""
+    alone(session, "bisect")
+
+
 @nox.session(venv_backend="virtualenv", reuse_venv=True, default=False)
 def sbom(session: nox.Session) -> None:
     """Write a bill of materials of each stack that was made here: CycloneDX, in out/sboms/. -- STACK for one."""

@@ -19,6 +19,7 @@ from typing import cast
 from harness import (
     audit,
     base,
+    bisect,
     bundle,
     changes,
     clean,
@@ -138,6 +139,10 @@ def _ran(setup: Setup, progress: Progress) -> Path:
     _can_run(setup)
     progress.say(_describe(setup))
     _sweep(setup, progress)
+    return rundir.assemble(_done(setup, progress), setup.matrix)
+
+
+def _done(setup: Setup, progress: Progress) -> preparation.Preparation:
     for name in setup.needed:
         _stack(setup, name, progress)
     _compile(setup, progress)
@@ -145,7 +150,7 @@ def _ran(setup: Setup, progress: Progress) -> Path:
         prepared = _prepared(setup)
     for name in setup.plan.stacks():
         run.cells(prepared, name, fresh=setup.fresh, progress=progress)
-    return rundir.assemble(prepared, setup.matrix)
+    return prepared
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -162,6 +167,44 @@ def _verify(options: argparse.Namespace) -> int:
     for line in found.lines():
         print(line)
     return 0 if found.reaches(options.grade) else 1
+
+
+def _bisect(options: argparse.Namespace) -> int:
+    asked = bisect.question(options.package)
+    if len(options.stack) != 1 or options.bundle:
+        raise BadInput("name the one --stack that has the package; its releases come from an index, not from a bundle")
+    options.no_measures |= not options.measure  # they change no bits, and there are many releases
+    setup = _setup(options, checked=True)
+    progress = Progress(0)
+
+    def at_release(
+        workspace: Workspace, declared: Matrix, narrowed: str, measures: measure.Settings
+    ) -> preparation.Preparation:
+        planned = replace(setup.plan, narrowed=[*setup.plan.narrowed, narrowed], measures=measures)
+        trial = replace(setup, workspace=workspace, matrix=declared, plan=planned)
+        _can_run(trial)
+        return _done(trial, Progress(len(planned.cells)))
+
+    search = bisect.Bisection(
+        asked,
+        setup.workspace,
+        setup.matrix,
+        setup.device,
+        options.stack[0],
+        setup.isolation,
+        by=options.by,
+        measures=setup.plan.measures,
+        run=at_release,
+        say=progress.say,
+    )
+    _can_run(setup)
+    progress.say(_describe(setup))
+    _sweep(setup, progress)
+    folder, outcome = search.search()
+    for line in (*search.table(), "", *search.conclusion(outcome)):
+        print(line)
+    print(f"{folder / bisect.FILE}; the run of each release beside it")
+    return 0 if outcome.reproduced else 1
 
 
 def _inputs(options: argparse.Namespace) -> int:
@@ -604,6 +647,13 @@ def _parser() -> argparse.ArgumentParser:
     verifying.add_argument("--run", metavar="RUN", help="hold an older run against it instead of running")
     verifying.add_argument(
         "--grade", choices=("bits", "verdicts"), default="bits", help="what is to be the same (default bits); else 1"
+    )
+    bisecting = add("bisect", _bisect, "find the first release of a package that changes the bits", narrowing)
+    bisecting.add_argument(
+        "--package", required=True, metavar="NAME==A..B", help="a package of the stack and two of its releases"
+    )
+    bisecting.add_argument(
+        "--by", choices=("bits", "verdicts"), default="bits", help="what is to change (default bits)"
     )
     bundling = add(
         "bundle", _bundle, "pack all that a run needs into one file, for a host without a network", narrowing

@@ -245,7 +245,9 @@ def _lock(workspace: Workspace, path: Path, requirements: list[str], device: Dev
 
 
 def relative(path: Path, workspace: Workspace) -> str:
-    """A path as seen from the checkout, where it lies in it."""
+    """A path as seen from the checkout, where it lies in it; a lock by its name there, wherever it lies."""
+    if path.is_relative_to(workspace.locks):
+        return f"images/locks/{path.relative_to(workspace.locks)}"
     return str(path.relative_to(workspace.root)) if path.is_relative_to(workspace.root) else str(path)
 
 

@@ -50,11 +50,17 @@ class Resolution:
 
 
 def stack(
-    workspace: Workspace, matrix: Matrix, device: DeviceName, name: str, isolation: IsolationName
+    workspace: Workspace,
+    matrix: Matrix,
+    device: DeviceName,
+    name: str,
+    isolation: IsolationName,
+    *,
+    held: list[Pin] | None = None,
 ) -> Iterator[Resolution]:
     """Resolve a stack's lock, then that of its build tools; of a published image, its tag's digest.
 
-    Raises BitmatrixError with the resolver's own words.
+    Packages that `held` pins get no other version there. Raises BitmatrixError with the resolver's own words.
     """
     declared = matrix.device(device).stacks[name]
     path = environments.lock_of(workspace, matrix, device, name)
@@ -63,7 +69,7 @@ def stack(
     if declared.base is None:
         return
     resolver = _Resolver(workspace, matrix, device, name, isolation)
-    pins = resolver.pins(declared.requirements)
+    pins = resolver.pins(declared.requirements, within=held)
     yield _resolution(path, name, device, declared.requirements, pins)
     if declared.build:
         tools = resolver.pins(declared.build.requirements, within=pins)

@@ -104,8 +104,8 @@ class Run(BaseModel):
     stacks: dict[str, dict[str, Any] | None]
 
 
-def assemble(preparation: Preparation, matrix: Matrix) -> Path:
-    """Make the folder of a new run from what the store holds for its plan; `out/latest` points at it."""
+def assemble(preparation: Preparation, matrix: Matrix, place: Path | None = None) -> Path:
+    """Make the folder of a new run from what the store holds for its plan: `place`, else one of out/ by the clock."""
     workspace, plan = preparation.workspace, preparation.plan
     created = datetime.now(UTC)
     cells = [_cell(preparation, cell) for cell in plan.cells]
@@ -113,7 +113,7 @@ def assemble(preparation: Preparation, matrix: Matrix) -> Path:
     head, dirty, differing = _source()
     locks = _locks(preparation, matrix)
     kernel_commit, kernel_dirty = _kernel_source(matrix, preparation) or (head, dirty)
-    place = _free(workspace.out, f"{created:%Y%m%dT%H%M%SZ}-{plan.device}")
+    place = place or free(workspace.out, f"{created:%Y%m%dT%H%M%SZ}-{plan.device}")
     library = preparation.library
     described = Run(
         run=place.name,
@@ -157,7 +157,9 @@ def assemble(preparation: Preparation, matrix: Matrix) -> Path:
 
 
 def point_latest(workspace: Workspace, folder: Path) -> None:
-    """Make `out/latest` name the run; the link is replaced in one step."""
+    """Make `out/latest` name the run, if it is one of out/; the link is replaced in one step."""
+    if folder.parent.resolve() != workspace.out.resolve():
+        return
     temporary = workspace.out / f".latest.{uuid.uuid4().hex}.tmp"
     temporary.symlink_to(folder.name)
     temporary.rename(workspace.out / "latest")
@@ -239,7 +241,7 @@ def _link(source: Path, target: Path) -> None:
             os.link(path, target / path.name)
 
 
-def _free(out: Path, name: str) -> Path:
+def free(out: Path, name: str) -> Path:
     """A folder name that no other run has."""
     number, place = 2, out / name
     while place.exists():

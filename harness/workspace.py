@@ -17,6 +17,9 @@ class Workspace:
     matrix: Path = REPOSITORY / "matrix.yaml"
     out: Path = REPOSITORY / "out"
     cache: Path
+    own: Path | None = None
+    """A folder with locks and stacks of its own in the place of the checkout's and of out/'s: those of a trial, which
+    must touch neither. Captures, inputs and kernels are shared: their names hold all that they depend on."""
 
     @property
     def kernels(self) -> Path:
@@ -26,7 +29,7 @@ class Workspace:
     @property
     def locks(self) -> Path:
         """The stacks' locks."""
-        return self.root / "images" / "locks"
+        return (self.own or self.root / "images") / "locks"
 
     @property
     def cells(self) -> Path:
@@ -41,7 +44,7 @@ class Workspace:
     @property
     def stacks(self) -> Path:
         """What is known of each stack's environment, and the logs of making it."""
-        return self.out / "stacks"
+        return (self.own or self.out) / "stacks"
 
 
 def default_cache() -> Path:
