@@ -34,8 +34,8 @@ from harness.workspace import Workspace
 
 By = Literal["bits", "verdicts"]
 Same = Literal["same", "other", "skipped"]
-Run = Callable[[Workspace, Matrix, str, Settings], Preparation]
-"""Makes the stacks of a workspace and matrix and runs their cells; `str` says what narrowed it, `Settings` measures."""
+Run = Callable[[Workspace, Matrix, Settings], Preparation]
+"""Makes the stacks of a workspace and matrix, and runs their cells with measures."""
 
 FILE = "bisect.json"
 _AGAIN: Settings = {"repeatability": {"calls": 1, "second_process": True}}
@@ -161,6 +161,26 @@ def changed(requirements: list[str], package: str, release: Version) -> list[str
     return lines if there else [*lines, f"{package}=={release}"]
 
 
+def boundary(count: int, tell: Callable[[int], Same]) -> tuple[int, int]:
+    """Between which two of `count` releases it changes, the first being `same` and the last `other`.
+
+    The first of the two is `same`, the second `other`, and all between them were told to be `skipped`. Where it changes
+    more than once, any one of the changes from `same` to `other`.
+    """
+    low, high, skipped = 0, count - 1, set[int]()
+    while untried := [number for number in range(low + 1, high) if number not in skipped]:
+        # Round the skipped ones: the nearest to the middle that may tell something.
+        number = min(untried, key=lambda number: abs(2 * number - low - high))
+        match tell(number):
+            case "same":
+                low = number
+            case "other":
+                high = number
+            case "skipped":
+                skipped.add(number)
+    return low, high
+
+
 class Bisection:
     """One search: a stack at releases of one package."""
 
@@ -234,17 +254,14 @@ class Bisection:
         for end in (first, last):
             tried = self._try(end, first)
             if tried.status == "skipped":
-                raise BadInput(f"{self.asked.package} {end} can't be had, so there is nothing to hold: {tried.reason}")
-        if self.by == "verdicts" and all(_ALONE.issuperset(kinds) for kinds in self.trials[first].verdicts.values()):
-            raise BadInput("no chosen cell is held against another, so none has a verdict to change: use --by bits")
+                raise BadInput(
+                    f"{self.asked.package} {end} can't be had, and nothing is held against it: {tried.reason}"
+                )
+            if self.by == "verdicts" and all(_ALONE.issuperset(kinds) for kinds in tried.verdicts.values()):
+                raise BadInput("no chosen cell is held against another, so none has a verdict to change: use --by bits")
         if self.trials[last].status == "same":
             return self._outcome(last, None, [])
-        low, high = 0, len(between) - 1
-        while untried := [number for number in range(low + 1, high) if between[number] not in self.trials]:
-            # Round the skipped ones: the nearest to the middle that may tell something.
-            number = min(untried, key=lambda number: abs(2 * number - low - high))
-            status = self._try(between[number], first).status
-            low, high = (number, high) if status == "same" else (low, number) if status == "other" else (low, high)
+        low, high = boundary(len(between), lambda number: self._try(between[number], first).status)
         return self._outcome(between[low], between[high], [str(one) for one in between[low + 1 : high]])
 
     def _outcome(self, before: Version, release: Version | None, skipped: list[str]) -> Outcome:
@@ -343,7 +360,7 @@ class Bisection:
 
     def _ran(self, release: Version, at: Workspace, declared: Matrix, measures: Settings) -> Report | str:
         """The report of the stack's cells at a release, or why there is none."""
-        prepared = self.run(at, declared, f"--package {self.asked.package}=={release}", measures)
+        prepared = self.run(at, declared, measures)
         place = self._folder / str(release)
         shutil.rmtree(place, ignore_errors=True)
         collect.collect(rundir.assemble(prepared, declared, place), at)

@@ -177,10 +177,8 @@ def _bisect(options: argparse.Namespace) -> int:
     setup = _setup(options, checked=True)
     progress = Progress(0)
 
-    def at_release(
-        workspace: Workspace, declared: Matrix, narrowed: str, measures: measure.Settings
-    ) -> preparation.Preparation:
-        planned = replace(setup.plan, narrowed=[*setup.plan.narrowed, narrowed], measures=measures)
+    def at_release(workspace: Workspace, declared: Matrix, measures: measure.Settings) -> preparation.Preparation:
+        planned = replace(setup.plan, measures=measures)
         trial = replace(setup, workspace=workspace, matrix=declared, plan=planned)
         _can_run(trial)
         return _done(trial, Progress(len(planned.cells)))
