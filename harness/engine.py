@@ -10,6 +10,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ LABEL = "io.bitmatrix"
 _ANSWER_SECONDS = 20
 _TRANSFER_SECONDS = 3600
 _LOG_BYTES = 16 << 20
+_LEFT = timedelta(days=1)
 
 FAULTS = (DockerException, RequestException, OSError)
 """What the SDK raises when the engine refuses a request, goes away or never was there."""
@@ -227,25 +229,48 @@ def _follow(made: Container, log: Path) -> None:
 
 
 def sweep() -> list[str]:
-    """Remove the containers of processes of this host that live no more; returns their names."""
+    """Remove the containers of processes that live no more; returns their names.
+
+    An engine may serve other users, other hosts of the same name, and processes of other namespaces, whose numbers mean
+    nothing here: what those own is left alone until it has been at its end for a day.
+    """
     swept = []
     with explained("looking for left containers"):
         for left in client().containers.list(all=True, filters={"label": f"{LABEL}.owner"}, ignore_removed=True):
-            if _gone(left.labels.get(f"{LABEL}.owner", "")):
+            gone = _gone(left.labels.get(f"{LABEL}.owner", ""))
+            if _ended_long_ago(left) if gone is None else gone:
                 remove(str(left.name))
                 swept.append(str(left.name))
     return swept
 
 
 def _owner() -> str:
-    """This process, in words that no later process of this host shares."""
-    return f"{socket.gethostname()}:{os.getpid()}:{_started(os.getpid())}"
+    """This process, in words that no other process shares: not on another host, after a start, or in a namespace."""
+    return f"{_place()}:{os.getpid()}:{_started(os.getpid())}"
 
 
-def _gone(owner: str) -> bool:
-    host, _, rest = owner.partition(":")
+def _place() -> str:
+    """Where a process number means what it means here, and can be seen: host, start, namespace, user."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    namespace = Path("/proc/self/ns/pid").readlink()
+    return f"{socket.gethostname()}/{boot}/{str(namespace).strip('pid:[]')}/{os.getuid()}"
+
+
+def _gone(owner: str) -> bool | None:
+    """Whether a container's owner lives no more; None when that can't be told from here."""
+    place, _, rest = owner.partition(":")
     pid, _, started = rest.partition(":")
-    return host == socket.gethostname() and pid.isdigit() and _started(int(pid)) != started
+    if place != _place() or not pid.isdigit():
+        return None
+    return _started(int(pid)) != started
+
+
+def _ended_long_ago(left: Container) -> bool:
+    state = left.attrs["State"]
+    since = left.attrs["Created"] if state["Status"] == "created" else state["FinishedAt"]
+    # The engine's times have nanoseconds; the first year stands for never.
+    age = datetime.now(UTC) - datetime.fromisoformat(f"{since[:19]}+00:00")
+    return state["Status"] in ("created", "exited", "dead") and age > _LEFT
 
 
 def _started(pid: int) -> str:

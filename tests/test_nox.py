@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,8 @@ def test_the_list_names_every_session_with_a_line_of_what_it_does() -> None:
 @pytest.mark.docker
 @pytest.mark.parametrize("parallel", [(), ("-j", "2")])
 def test_ctrl_c_through_nox_leaves_no_container_and_loses_nothing(tmp_path: Path, parallel: tuple[str, ...]) -> None:
-    project = Project(tmp_path, {"good": GOOD, "waits": in_run("time.sleep(600)")})
+    waits = f"waits_{uuid.uuid4().hex[:8]}"  # another test's cell may wait beside this one
+    project = Project(tmp_path, {"good": GOOD, waits: in_run("time.sleep(600)")})
     process = subprocess.Popen(
         command(project, *parallel, "-s", "matrix"),
         env=environment(),
@@ -119,7 +121,7 @@ def test_ctrl_c_through_nox_leaves_no_container_and_loses_nothing(tmp_path: Path
         start_new_session=True,
     )
     deadline = time.monotonic() + 120
-    filters: dict[str, str | list[str] | bool] = {"label": f"{engine.LABEL}.cell=waits"}
+    filters: dict[str, str | list[str] | bool] = {"label": f"{engine.LABEL}.cell={waits}"}
     while not engine.client().containers.list(filters=filters):
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -42,8 +42,11 @@ def cells(project: Project) -> dict[str, tuple[str, str]]:
     }
 
 
-def left_running() -> list[str]:
-    return [str(made.name) for made in engine.client().containers.list(filters={"label": f"{engine.LABEL}=cell"})]
+def left_running(project: Project) -> list[str]:
+    """The containers of this project's cells alone: others may run beside this test, and a test may kill its own."""
+    found = engine.client().containers.list(filters={"label": f"{engine.LABEL}=cell"}, ignore_removed=True)
+    own = str(project.out)
+    return [str(made.name) for made in found if any(mount["Source"].startswith(own) for mount in made.attrs["Mounts"])]
 
 
 MISBEHAVING = {
@@ -70,7 +73,7 @@ def test_every_cell_ends_with_a_status_and_a_reason_and_the_others_go_on(tmp_pat
     compared = report(project)["results"]["other"]["vs good"]["4"]
     assert not compared["out"][0]["equal"]
     assert compared["grads"]["x"] == {"equal": True, "differ": 0, "numel": 32, "max_abs": 0.0}
-    assert not left_running()
+    assert not left_running(project)
     text = (project.latest() / "report.md").read_text()
     assert "ArithmeticError: boom" in text
     for name in MISBEHAVING:
@@ -200,7 +203,7 @@ def test_a_timeout_names_itself_and_leaves_nothing_running(tmp_path: Path) -> No
     assert run(project) == 1
     assert cells(project)["hangs"] == ("timed_out", "stopped: its time was over")
     assert cells(project)["good"][0] == "done"
-    assert not left_running()
+    assert not left_running(project)
 
 
 @docker
@@ -233,13 +236,13 @@ def test_ctrl_c_loses_nothing_done_and_the_next_run_carries_on(tmp_path: Path) -
     wait = "if not (Path('/bitmatrix/inputs') / 'go').exists(): time.sleep(600)"
     project = Project(tmp_path, {"good": GOOD, "waits": in_run(wait), "other": OTHER})
     process = background(project)
-    assert eventually(lambda: len(list((project.out / "cells").glob("[0-9a-f]*"))) == 1 and left_running())
+    assert eventually(lambda: len(list((project.out / "cells").glob("[0-9a-f]*"))) == 1 and left_running(project))
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "Traceback" not in said
     assert "what is done is kept" in said
-    assert not left_running()
+    assert not left_running(project)
     assert not list(project.out.rglob("*.tmp"))
     (inputs,) = (project.out / "inputs").glob("scale-*")
     (inputs / "go").touch()
@@ -253,10 +256,10 @@ def test_ctrl_c_loses_nothing_done_and_the_next_run_carries_on(tmp_path: Path) -
 def test_a_killed_run_leaves_no_container_and_the_next_run_carries_on(tmp_path: Path) -> None:
     project = Project(tmp_path, {"good": GOOD, "waits": in_run("time.sleep(8)")})
     process = background(project)
-    assert eventually(lambda: (project.out / "cells").is_dir() and left_running())
+    assert eventually(lambda: (project.out / "cells").is_dir() and left_running(project))
     process.kill()
     process.communicate()
-    assert eventually(lambda: not left_running(), seconds=20), "the lifeline ends the cell"
+    assert eventually(lambda: not left_running(project), seconds=20), "the lifeline ends the cell"
     assert run(project) == 0
     assert cells(project)["waits"][0] == "done"
 
@@ -265,9 +268,9 @@ def test_a_killed_run_leaves_no_container_and_the_next_run_carries_on(tmp_path: 
 def test_a_container_killed_from_outside_is_a_crash_of_its_cell_alone(tmp_path: Path) -> None:
     project = Project(tmp_path, {"waits": in_run("time.sleep(600)"), "good": GOOD})
     process = background(project)
-    assert eventually(left_running)
+    assert eventually(lambda: left_running(project))
     time.sleep(1)
-    engine.client().containers.get(left_running()[0]).kill()
+    engine.client().containers.get(left_running(project)[0]).kill()
     process.communicate(timeout=120)
     assert cells(project)["waits"] == ("crashed", "ended by signal 9 without a record")
     assert cells(project)["good"][0] == "done"
@@ -326,7 +329,7 @@ def relay() -> Iterator[Relay]:
 def test_an_engine_that_goes_away_crashes_the_rest_and_keeps_what_is_done(tmp_path: Path, relay: Relay) -> None:
     project = Project(tmp_path, {"good": GOOD, "waits": in_run("time.sleep(8)"), "other": OTHER})
     process = background(project, env={"DOCKER_HOST": f"unix://{relay.path}"})
-    assert eventually(lambda: len(list((project.out / "cells").glob("[0-9a-f]*"))) == 1 and left_running())
+    assert eventually(lambda: len(list((project.out / "cells").glob("[0-9a-f]*"))) == 1 and left_running(project))
     time.sleep(1)
     relay.cut()
     said, _ = process.communicate(timeout=120)
@@ -335,7 +338,7 @@ def test_an_engine_that_goes_away_crashes_the_rest_and_keeps_what_is_done(tmp_pa
     found = cells(project)
     assert found["good"] == ("done", "")
     assert found["waits"][0] == found["other"][0] == "crashed"
-    assert eventually(lambda: not left_running(), seconds=60)
+    assert eventually(lambda: not left_running(project), seconds=60)
     assert run(project) == 0
     assert {status for status, _ in cells(project).values()} == {"done"}
 
