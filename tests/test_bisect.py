@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from harness import bisect, cli, lock
+from harness import bisect, cli, engine, lock
 from harness.errors import BitmatrixError
-from harness.files import sha256_file
+from harness.files import sha256_file, sha256_json
 from harness.lock import Pin
 
 TOOL = "bitmatrix-tool"
@@ -332,3 +332,59 @@ def test_the_boundary_is_a_change_with_nothing_but_skipped_ones_within(middle: l
 )
 def test_one_requirement_alone_is_replaced(requirements: list[str], wanted: list[str]) -> None:
     assert bisect.changed(requirements, "torch", Version("2.1")) == wanted
+
+
+LOGSUMEXP = """
+import numpy as np
+from scipy.special import logsumexp, softmax
+def load(context):
+    def run(inputs):
+        gradient = softmax(inputs["x"], axis=1) * inputs["g"][:, None]
+        return {"out": logsumexp(inputs["x"], axis=1).astype(np.float32), "grads.x": gradient.astype(np.float32)}
+    return run
+"""
+
+OP = """
+from harness.cell.op import ROWS, Input, Op, Tensor
+OP = Op(
+    name="scale",
+    inputs=(Input(name="x", shape=(ROWS, 256), stream=1), Input(name="g", shape=(ROWS,), stream=2)),
+    outputs=(Tensor(name="out", shape=(ROWS,)),),
+    gradients=("x",),
+    upstream=("g",),
+)
+"""
+
+
+@pytest.mark.docker
+def test_the_release_of_scipy_that_changed_logsumexp_is_found_and_made_again_from_its_run(tmp_path: Path) -> None:
+    made = project.Project(tmp_path / "project", {"logsumexp": LOGSUMEXP}, cases=(1, 64))
+    (made.op / "op.py").write_text(OP)
+    requirements = ["numpy==1.26.4", "safetensors==0.8.0", "scipy==1.15.1"]
+    made.cpu["stacks"] = {"bisected": {"base": "debian12", "requirements": requirements}}
+    made.cpu["candidates"] = {"logsumexp": {"stack": "bisected", "source": "scipy.special.logsumexp, FP32"}}
+    made.cpu["toolchain"] = None
+    made.matrix["report"]["libraries"] = {"scipy": "bisected"}  # type: ignore[index]
+    made.write()
+    try:
+        assert cli.main(["lock", *made.options("--stack", "bisected")]) == 0
+        asked = ["--stack", "bisected", "--package", "scipy==1.14.0..1.15.1"]
+        assert cli.main(["bisect", *made.options(*asked)]) == 0
+        (folder,) = (made.out / "bisect").glob("2*/")
+        result = json.loads((folder / bisect.FILE).read_text())
+        outcome, tried = result["outcome"], {trial["release"]: trial for trial in result["trials"]}
+        assert (outcome["before"], outcome["suspects"], outcome["reproduced"]) == ("1.14.1", ["1.15.0"], True)
+
+        # From nothing but what those two runs hold, and the kernels: the same bits.
+        for release in ("1.14.1", "1.15.0"):
+            run = folder / release
+            again = project.Project(tmp_path / release, {"logsumexp": LOGSUMEXP}, cases=(1, 64))
+            (again.op / "op.py").write_text(OP)
+            shutil.copyfile(run / "matrix.yaml", again.root / "matrix.yaml")
+            shutil.copytree(run / "locks" / "images", again.root / "images", dirs_exist_ok=True)
+            assert cli.main(["matrix", *again.options()]) == 0
+            report = json.loads((again.latest() / "report.json").read_text())
+            assert sha256_json(report["bitmatrix"]["digests"]) == tried[release]["bits"]
+    finally:
+        for image in engine.client().images.list("bitmatrix/cpu-bisected"):
+            engine.client().images.remove(str(image.id), force=True)
