@@ -40,6 +40,10 @@ def audit(folder: Path, workspace: Workspace, progress: Progress, *, images: boo
 
     `images`: also that the engine has every image of the run under its recorded id.
     """
+    # A pipe or a device in a file's place would keep its reader for ever.
+    irregular = [path for path in sorted(folder.rglob("*")) if not (path.is_file() or path.is_dir())]
+    if irregular:
+        return [f"{path.relative_to(folder)}: is no regular file; nothing of the run was read" for path in irregular]
     try:
         described = rundir.read(folder)
     except BitmatrixError as error:

@@ -102,6 +102,19 @@ def linked(run: Path) -> str:
     return "good/log.txt: is gone, or no regular file"
 
 
+def piped(run: Path) -> str:
+    (run / "good" / "case-4.safetensors").unlink()
+    os.mkfifo(run / "good" / "case-4.safetensors")
+    return "good/case-4.safetensors: is no regular file"
+
+
+def piped_through_a_link(run: Path) -> str:
+    (run / "report.json").unlink()
+    os.mkfifo(run.parent / "pipe")
+    (run / "report.json").symlink_to(run.parent / "pipe")
+    return "report.json: is no regular file"
+
+
 def swapped(run: Path) -> str:
     for name in ("case-1.safetensors", "case-4.safetensors", "record.json"):
         shutil.copyfile(run / "other" / name, run / "good" / name)
@@ -146,7 +159,21 @@ def unproven(run: Path) -> str:
 
 @pytest.mark.parametrize(
     "tamper",
-    [cut, reordered_header, removed, added, linked, swapped, improved, reversioned, rekeyed, relocked, unproven],
+    [
+        cut,
+        reordered_header,
+        removed,
+        added,
+        linked,
+        piped,
+        piped_through_a_link,
+        swapped,
+        improved,
+        reversioned,
+        rekeyed,
+        relocked,
+        unproven,
+    ],
 )
 def test_each_kind_of_tampering_is_named_in_words(
     run: Path, made: Project, capsys: pytest.CaptureFixture[str], tamper: Callable[[Path], str]
