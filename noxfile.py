@@ -1,7 +1,8 @@
 """The sessions: `nox -l` lists them, `nox -s matrix` does the whole thing.
 
 Each is one purpose and a call into `python -m harness`. Options after `--` go to it: --device, --isolation, --stack,
---mode, --case, --gpu, --fresh, --strict, --bundle, --out, --cache. Needs what `pip install -e '.[nox]'` installs.
+--mode, --case, --gpu, --fresh, --strict, --bundle, --out, --cache; `bisect` also takes --package and --by. Needs what
+`pip install -e '.[nox]'` installs.
 """
 
 from __future__ import annotations

@@ -28,8 +28,11 @@ def clean(workspace: Workspace, *, keep: int, images: bool, everything: bool) ->
     newest = (workspace.out / "latest").resolve()
     if keep > 0 and newest in [folder.resolve() for folder in runs if folder not in kept]:
         kept = [*kept[1:], workspace.out / newest.name]
-    keys = {cell.key for folder in kept for cell in _cells(folder)}
-    doomed = [folder for folder in runs if folder not in kept]
+    searches = sorted(path.parent for path in workspace.out.glob("bisect/*/bisect.json"))
+    kept_searches = searches[len(searches) - keep :] if keep > 0 else []
+    tried = [path.parent for search in kept_searches for path in search.glob("*/run.json")]
+    keys = {cell.key for folder in (*kept, *tried) for cell in _cells(folder)}
+    doomed = [folder for folder in (*runs, *searches) if folder not in (*kept, *kept_searches)]
     for store in (workspace.cells, workspace.attempts):
         doomed += [path for path in store.glob("[!.]*") if path.name not in keys]
     doomed += [path for path in workspace.out.rglob(".*.tmp") if path.is_dir()]

@@ -152,6 +152,11 @@ def test_a_second_search_makes_and_runs_nothing_again(site: Site, capsys: pytest
     assert site.result()["outcome"] == {**first["outcome"], "lines": site.result()["outcome"]["lines"]}
     assert first["outcome"]["suspects"] == ["1.6"]
 
+    # Cleaning keeps the newest search and what it needs.
+    assert cli.main(["clean", "--out", str(site.project.out)]) == 0
+    assert len(list((site.project.out / "bisect").glob("2*"))) == 1
+    assert {path: path.stat().st_mtime_ns for path in site.project.out.glob("cells/*/record.json")} == made
+
 
 def test_ends_of_the_same_bits_are_said_to_be_so(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     numbered(site)
@@ -243,6 +248,22 @@ def test_a_question_that_makes_no_sense_is_refused_before_anything_is_made(
     assert site.bisect(versions, package=package, stack=stack) == 2
     assert said in capsys.readouterr().err
     assert not (site.project.out / "bisect").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--isolation", "host"], "the host's interpreter has one release of each package"),
+        (["--stack", "toolchain"], "name the one --stack that has the package"),
+        (["--bundle", "some.tar"], "its releases come from an index, not from a bundle"),
+    ],
+)
+def test_what_has_no_releases_to_choose_from_is_refused(
+    site: Site, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
+    numbered(site)
+    assert site.bisect("1.0..2.0", *options) == 2
+    assert said in capsys.readouterr().err
 
 
 def page(site: Site, text: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,6 +114,8 @@ def test_a_clock_that_ran_backwards_is_a_warning_and_loses_nothing(tmp_path: Pat
     record.write_text(json.dumps({**data, "started": "2999-01-01T00:00:00+00:00"}))
     assert cli.main(["matrix", *options]) == 0
     assert any("the clock ran backwards" in message for _, message in about(project, "good"))
+    # Nothing of it was tampered with, and its audit says so.
+    assert cli.main(["audit", str(project.latest()), *project.options()[:4]]) == 0
     # Runs are named by the clock: the run that out/latest names is kept, whatever its name sorts as.
     latest = project.latest()
     (project.out / "29990101T000000Z-cpu").mkdir()
