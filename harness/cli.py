@@ -89,7 +89,7 @@ class Setup:
     @property
     def toolchain(self) -> str | None:
         """The stack that compiles the op's kernel library, if the op has one and a cell of the plan runs it."""
-        has_source = library.source_folder(self.workspace.kernels / self.matrix.op) is not None
+        has_source = bool(library.sources(self.workspace.kernels / self.matrix.op, self.device))
         wanted = has_source and any(cell.library for cell in self.plan.cells)
         return self.matrix.device(self.device).toolchain if wanted else None
 
@@ -518,7 +518,7 @@ def _compile(setup: Setup, progress: Progress) -> library.Library | None:
     op_folder = setup.workspace.kernels / setup.matrix.op
     try:
         with progress.step("compiling the kernel library"):
-            return library.build(setup.workspace.out, op_folder, record.environment)
+            return library.build(setup.workspace.out, op_folder, setup.device, record.environment)
     except BitmatrixError as error:
         progress.say(str(error))
         return None

@@ -159,7 +159,7 @@ def _library(
 ) -> Library | Blocked | None:
     """The kernel library that `kernels` compiled, or why there is none."""
     toolchain = matrix.device(plan.device).toolchain
-    if toolchain is None or library.source_folder(op_folder) is None:
+    if toolchain is None or not library.sources(op_folder, plan.device):
         return None
     stack = environments.recorded(workspace, plan.device, toolchain, isolation)
     if stack is None:
@@ -167,7 +167,7 @@ def _library(
     if stack.environment is None:
         return Blocked(status=stack.status, reason=f"the kernel's toolchain: {stack.reason}", log=stack.log)
     try:
-        found = library.find(workspace.out, op_folder, library.compiler_of(stack.environment))
+        found = library.find(workspace.out, op_folder, plan.device, library.compiler_of(stack.environment, plan.device))
     except Unavailable as error:
         return Blocked(status="unavailable", reason=str(error))
     except BitmatrixError as error:
