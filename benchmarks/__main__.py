@@ -19,6 +19,7 @@ def main() -> int:
     parser.add_argument("which", nargs="*", metavar="WHICH", help=", ".join(WHICH))
     parser.add_argument("--gib", type=float, default=4, help="size of each tensor of the pair, in GiB (default 4)")
     parser.add_argument("--repeats", type=int, default=5, help="measurements of each side (default 5)")
+    parser.add_argument("--measures", action="store_true", help="container: cells with all their measures")
     parser.add_argument("--folder", type=Path, default=Path("out/bench"), help="where to write what is measured")
     options = parser.parse_args()
     which = options.which or WHICH[:3]
@@ -34,7 +35,7 @@ def _kept(name: str, options: argparse.Namespace) -> bool:
     if name == "collector":
         return collector.measure(options.folder, gib=options.gib, repeats=options.repeats)
     if name == "container":
-        return container.measure(repeats=options.repeats)
+        return container.measure(repeats=options.repeats, measures=options.measures)
     if name == "resume":
         return resume.measure(repeats=options.repeats)
     return kernel.measure(options.folder, repeats=options.repeats)

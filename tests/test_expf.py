@@ -64,12 +64,3 @@ def test_infinities_zeros_and_nan_have_their_exponentials(kernel: Kernel) -> Non
     expected = np.array([np.inf, 0.0, 1.0, 1.0, np.nan, np.inf, 0.0, 1.0], dtype=np.float32)
     assert np.array_equal(found, expected, equal_nan=True)
     assert not np.signbit(found[[1, 6]]).any()
-
-
-@pytest.mark.gpu
-def test_a_gpus_exponential_has_a_cpus_bits() -> None:
-    every_other = np.arange(0, 2**32, 61, dtype=np.uint64).astype(np.uint32).view(np.float32)
-    found, expected = Kernel("cuda").expf(every_other), Kernel("cpu", threads=16).expf(every_other)
-    nan = np.isnan(expected)
-    assert np.array_equal(nan, np.isnan(found))
-    assert np.array_equal(bits(found)[~nan], bits(expected)[~nan])
