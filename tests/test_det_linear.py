@@ -70,8 +70,8 @@ def special(random: np.random.Generator, shape: tuple[int, ...]) -> Array:
 
 MAKERS = (normal, tiny, wide, special)
 
-# Chunks that fill no round of lanes, one whole round, one and a bit; a whole number of segments and one term more.
-INPUTS = st.sampled_from([4, 8, 60, 124, 128, 132, 200, 256, 260])
+# Chunks that fill no round of lanes, one whole round, one and a bit, many; whole segments and one term more.
+INPUTS = st.sampled_from([4, 8, 60, 124, 128, 132, 200, 256, 260, 900, 1796])
 OUTPUTS = st.one_of(st.integers(1, 40), st.sampled_from([63, 64, 65, 129]))
 
 

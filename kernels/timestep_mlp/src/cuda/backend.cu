@@ -120,14 +120,24 @@ void each_few(int64_t t, const Work &work) {
     if (t - row >= 1) work(row, std::integral_constant<int, 1>());
 }
 
+template <int kRows, class Plan>
+void start_rows(const float *x, const float *w, const Result &out, int64_t n, int64_t k, cudaStream_t stream) {
+    const auto blocks = static_cast<unsigned>(pieces(n, Plan::kWarps * Plan::kColumns));
+    forward_rows<kRows, Plan><<<blocks, Plan::kWarps * 32, 0, stream>>>(x, w, n, k, out);
+}
+
 Status forward_few(const float *x, const float *w, const Result &out, int64_t t, int64_t n, int64_t k,
                    cudaStream_t stream) {
     each_few(t, [=](int64_t row, auto rows) {
+        using Plans = RowPlans<rows()>;
         Result part = out;
         part.values += row * n;
         if (part.pre != nullptr) part.pre += row * n;
-        const auto blocks = static_cast<unsigned>(pieces(n, kRowWarps * kWarpColumns<rows()>));
-        forward_rows<rows()><<<blocks, kRowWarps * 32, 0, stream>>>(x + row * k, w, n, k, part);
+        if (lane_terms(k) < kChunk * Plans::Long::kChunks) {
+            start_rows<rows(), typename Plans::Short>(x + row * k, w, part, n, k, stream);
+        } else {
+            start_rows<rows(), typename Plans::Long>(x + row * k, w, part, n, k, stream);
+        }
     });
     return launched();
 }
