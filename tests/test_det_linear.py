@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -18,6 +21,7 @@ from native.build import OP_FOLDER, Kernel, binding, compile_library
 from native.exact import nearest_float32
 
 from harness.cell.op import Context, load_module
+from harness.workspace import REPOSITORY
 
 Array = npt.NDArray[np.float32]
 
@@ -379,30 +383,53 @@ def test_a_gpus_arguments_that_are_not_as_declared_are_refused(bound: Any) -> No
             bound.forward(**{**given, **changes})
 
 
-@pytest.mark.gpu
-def test_a_gpus_library_refuses_streams_and_memory_that_are_not_a_gpus(bound: Any) -> None:
+def refusal(bound: Any, x: int, stream: int | None) -> str:
+    """The words with which the forward of x (2, 8) on a stream is refused; nothing may be written."""
     import torch
 
-    x, w, bias = (torch.ones(shape, device="cuda") for shape in ((2, 8), (3, 8), (3,)))
-    y, host = torch.full((2, 3), 7.0, device="cuda"), np.ones((2, 8), "f4")
-    loaded = Path("/proc/self/maps").read_text().splitlines()
-    runtime = ctypes.CDLL(next(line.split()[-1] for line in loaded if "libcudart" in line))
-    stale = ctypes.c_void_p()
-    assert runtime.cudaStreamCreate(ctypes.byref(stale)) == 0
-    assert runtime.cudaStreamDestroy(stale) == 0
-
-    def refused(first: int, stream: int | None) -> str:
-        pointers = (first, w.data_ptr(), bias.data_ptr(), y.data_ptr(), None)
-        assert bound._library.det_linear_forward(*pointers, 2, 3, 8, 0, 1, stream) == 1
-        words: str = bound._text("last_error")
-        return words
-
-    assert "stream is null" in refused(x.data_ptr(), None)
-    assert "not a living stream" in refused(x.data_ptr(), stale.value)
-    assert refused(at(host), 1) == "x is not in a GPU's memory"
+    w, bias, y = torch.ones((3, 8), device="cuda"), torch.ones(3, device="cuda"), torch.full((2, 3), 7.0, device="cuda")
+    pointers = (x, w.data_ptr(), bias.data_ptr(), y.data_ptr(), None)
+    assert bound._library.det_linear_forward(*pointers, 2, 3, 8, 0, 1, stream) == 1
     torch.cuda.synchronize()
     assert bool((y == 7).all())
-    assert same_bits(bound.forward(x, w, bias).cpu().numpy(), np.full((2, 3), 9, "f4"))
+    words: str = bound._text("last_error")
+    return words
+
+
+@pytest.mark.gpu
+def test_a_gpus_library_refuses_no_stream_and_memory_that_is_not_a_gpus(bound: Any) -> None:
+    import torch
+
+    assert "stream is null" in refusal(bound, torch.ones((2, 8), device="cuda").data_ptr(), None)
+    assert refusal(bound, at(np.ones((2, 8), "f4")), 1) == "x is not in a GPU's memory"
+
+
+STALE = """
+import ctypes, sys, torch
+from pathlib import Path
+from test_det_linear import Kernel, refusal
+bound, x = Kernel("cuda").bound, torch.ones((2, 8), device="cuda")
+loaded = Path("/proc/self/maps").read_text().splitlines()
+runtime = ctypes.CDLL(next(line.split()[-1] for line in loaded if "libcudart" in line))
+stale = ctypes.c_void_p()
+assert runtime.cudaStreamCreate(ctypes.byref(stale)) == 0
+assert runtime.cudaStreamDestroy(stale) == 0
+print(refusal(bound, x.data_ptr(), stale.value))
+"""
+
+
+@pytest.mark.gpu
+def test_a_gpus_library_refuses_a_destroyed_stream() -> None:
+    """In a process of its own: CUDA promises nothing of a destroyed handle, not even an error."""
+    paths = os.pathsep.join(map(str, (REPOSITORY, REPOSITORY / "tests", os.environ.get("PYTHONPATH", ""))))
+    done = subprocess.run(
+        [sys.executable, "-c", STALE],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "not a living stream" in done.stdout, done.stderr
 
 
 @pytest.mark.gpu
