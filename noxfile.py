@@ -243,7 +243,7 @@ def schema(session: nox.Session) -> None:
 
 @nox.session(venv_backend="virtualenv", reuse_venv=True, default=False)
 def bench(session: nox.Session) -> None:
-    """Measure the collector, the cost of a container and a run with nothing to do; prints ratios of one run."""
+    """Measure the collector, a container's cost, a run with nothing to do; on a GPU -- kernel: ratios of one run."""
     project(session, "test")
     session.run("python", "-m", "benchmarks", *session.posargs)
 

@@ -26,7 +26,7 @@ from packaging.requirements import Requirement
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from harness import base as bases
-from harness import engine, image, library, lock, rundir, runtime, wheelhouse
+from harness import engine, image, lock, rundir, runtime, wheelhouse
 from harness import environment as environments
 from harness.environment import Environment
 from harness.errors import BadInput, BitmatrixError
@@ -180,10 +180,9 @@ def _folder(folder: Path, name: str) -> Iterator[Part]:
 
 
 def _kernels(workspace: Workspace, matrix: Matrix) -> Iterator[Part]:
-    if library.source_folder(workspace.kernels / matrix.op):
-        for folder in (workspace.out / "kernels").glob(f"{matrix.op}-*"):
-            if (folder / "build.json").is_file():
-                yield from _folder(folder, f"out/kernels/{folder.name}")
+    for folder in (workspace.out / "kernels").glob(f"{matrix.op}-*"):
+        if (folder / "build.json").is_file():
+            yield from _folder(folder, f"out/kernels/{folder.name}")
 
 
 def _wheels(workspace: Workspace, matrix: Matrix, device: DeviceName, name: str) -> Iterator[Part]:

@@ -21,6 +21,7 @@ from harness import (
     base,
     bisect,
     bundle,
+    capture,
     changes,
     clean,
     collect,
@@ -40,6 +41,7 @@ from harness import (
     render,
     report,
     resolve,
+    results,
     run,
     rundir,
     sbom,
@@ -90,7 +92,7 @@ class Setup:
     @property
     def toolchain(self) -> str | None:
         """The stack that compiles the op's kernel library, if the op has one and a cell of the plan runs it."""
-        has_source = library.source_folder(self.workspace.kernels / self.matrix.op) is not None
+        has_source = bool(library.sources(self.workspace.kernels / self.matrix.op, self.device))
         wanted = has_source and any(cell.library for cell in self.plan.cells)
         return self.matrix.device(self.device).toolchain if wanted else None
 
@@ -220,6 +222,29 @@ def _inputs(options: argparse.Namespace) -> int:
     return 0
 
 
+def _results(options: argparse.Namespace) -> int:
+    """Hold a run's cells against the results that the op pins; or pin those of one candidate."""
+    workspace = _workspace(options)
+    folder = rundir.find(workspace, options.run or "latest")
+    described = rundir.read(folder)
+    op_folder = workspace.kernels / described.op
+    if not described.inputs_pinned:
+        raise BadInput(f"{folder}: not all of its inputs are pinned: python -m harness inputs --pin")
+    done = {cell.candidate: capture.read(folder / cell.folder) for cell in described.cells if cell.status == "done"}
+    found = {candidate: results.digests(record.tensors) for candidate, record in done.items()}
+    if options.pin:
+        if options.pin not in found:
+            raise BadInput(f"{folder}: has no done cell of {options.pin} (known: {', '.join(found)})")
+        results.pin(op_folder, options.pin, found[options.pin])
+    pinned = {name: wanted for name, wanted in results.pinned(op_folder).items() if name in found}
+    unlike = {name: results.apart(wanted, found[name]) for name, wanted in pinned.items()}
+    for name, places in unlike.items():
+        print(f"{name}: {'not as pinned: ' + ', '.join(places) if places else 'as pinned'}")
+    if not pinned:
+        print(f"{folder}: has no done cell of a candidate with pinned results")
+    return 0 if pinned and not any(unlike.values()) else 1
+
+
 def _kernels(options: argparse.Namespace) -> int:
     setup = _setup(options, checked=True)
     progress = Progress(0)
@@ -252,8 +277,8 @@ def _run(options: argparse.Namespace) -> int:
     progress = Progress(sum(cell.stack in names for cell in setup.plan.cells))
     _sweep(setup, progress)
     prepared = _prepared(setup)
-    results = [result for name in names for result in run.cells(prepared, name, fresh=setup.fresh, progress=progress)]
-    return 0 if all(status == "done" or not cell.required for cell, status, _ in results) else 1
+    ended = [result for name in names for result in run.cells(prepared, name, fresh=setup.fresh, progress=progress)]
+    return 0 if all(status == "done" or not cell.required for cell, status, _ in ended) else 1
 
 
 def _collect(options: argparse.Namespace) -> int:
@@ -559,7 +584,7 @@ def _compile(setup: Setup, progress: Progress) -> library.Library | None:
     op_folder = setup.workspace.kernels / setup.matrix.op
     try:
         with progress.step("compiling the kernel library"):
-            return library.build(setup.workspace.out, op_folder, record.environment)
+            return library.build(setup.workspace.out, op_folder, setup.device, record.environment)
     except BitmatrixError as error:
         progress.say(str(error))
         return None
@@ -630,6 +655,9 @@ def _parser() -> argparse.ArgumentParser:
     add("inputs", _inputs, "make the inputs and hold them against the pinned digests", narrowing).add_argument(
         "--pin", action="store_true", help="write the digests into the op's folder"
     )
+    checking = add("results", _results, "hold a run's cells against the results that the op pins", common)
+    checking.add_argument("run", nargs="?", metavar="RUN", help="a folder of out/ (default out/latest)")
+    checking.add_argument("--pin", metavar="CANDIDATE", help="pin this candidate's results, in the op's folder")
     add("image", _image, "make the stacks' images (or virtual environments)", narrowing).add_argument(
         "names", nargs="*", metavar="STACK", help="default: all that the plan needs"
     )

@@ -60,7 +60,7 @@ def examine(
     yield from _disks(workspace, kind, isolation)
     if isolation != "host":
         yield _index()
-    yield from _compiler(workspace, matrix, kind)
+    yield from _compiler(workspace, matrix, kind, isolation)
     yield _clock()
 
 
@@ -245,11 +245,8 @@ def _index() -> Check:
 _OFFLINE = "stacks that are made already still run; new ones need pip's index-url, proxy and cert settings to be right"
 
 
-def _compiler(workspace: Workspace, matrix: Matrix, kind: DeviceName) -> Iterator[Check]:
-    if kind != "cuda" or matrix.device(kind).toolchain is not None:
-        return
-    source = library.source_folder(workspace.kernels / matrix.op)
-    if source is None or not list(source.glob("*.cu")):
+def _compiler(workspace: Workspace, matrix: Matrix, kind: DeviceName, isolation: IsolationName) -> Iterator[Check]:
+    if kind != "cuda" or not library.sources(workspace.kernels / matrix.op, kind) or isolation != "host":
         return
     nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
     yield Check(

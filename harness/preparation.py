@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import environment as environments
-from harness import gpu, inputs, library, runtime
+from harness import gpu, inputs, library, results, runtime
 from harness.capture import Status
 from harness.cell.op import Op, load_op
 from harness.device import Device
@@ -23,6 +23,7 @@ from harness.library import Library
 from harness.matrix import Matrix
 from harness.plan import Cell, IsolationName, Plan
 from harness.process import reason_in
+from harness.results import Results
 from harness.runtime import Runtime
 from harness.workspace import Workspace
 
@@ -60,6 +61,8 @@ class Preparation:
     inputs: Path
     input_digests: Mapping[str, str | dict[str, str]]
     inputs_pinned: bool
+    results: Mapping[str, Results]
+    """Candidate -> the digests of its results that the op pins."""
     runtime: Runtime
     device: Device
     stacks: Mapping[str, StackRecord | None]
@@ -138,6 +141,7 @@ def prepare(workspace: Workspace, matrix: Matrix, plan: Plan, isolation: Isolati
         inputs=folder,
         input_digests=digests,
         inputs_pinned=pinned,
+        results=results.pinned(op_folder),
         runtime=runtime.stage(workspace.out, op_folder),
         device=device,
         stacks=stacks,
@@ -159,7 +163,7 @@ def _library(
 ) -> Library | Blocked | None:
     """The kernel library that `kernels` compiled, or why there is none."""
     toolchain = matrix.device(plan.device).toolchain
-    if toolchain is None or library.source_folder(op_folder) is None:
+    if toolchain is None or not library.sources(op_folder, plan.device):
         return None
     stack = environments.recorded(workspace, plan.device, toolchain, isolation)
     if stack is None:
@@ -167,7 +171,7 @@ def _library(
     if stack.environment is None:
         return Blocked(status=stack.status, reason=f"the kernel's toolchain: {stack.reason}", log=stack.log)
     try:
-        found = library.find(workspace.out, op_folder, library.compiler_of(stack.environment))
+        found = library.find(workspace.out, op_folder, plan.device, library.compiler_of(stack.environment, plan.device))
     except Unavailable as error:
         return Blocked(status="unavailable", reason=str(error))
     except BitmatrixError as error:
@@ -182,6 +186,6 @@ def _library(
 
 def _matters(path: Path, cell: Cell) -> bool:
     """Whether a file of the op's folder can change this cell: other candidates can't, and sources count as a binary."""
-    if path.parts[0] == "src" or path.name == "inputs.json":
+    if path.parts[0] == "src" or path.name in ("inputs.json", results.FILE):
         return False
     return path.parts[0] != "candidates" or path.parts[1:] == (f"{cell.candidate}.py",)

@@ -49,7 +49,7 @@ def statement(folder: Path) -> dict[str, Any]:
                 "resolvedDependencies": [*_materials(folder, described)],
             },
             "runDetails": {
-                "builder": {"id": _BUILDER, "version": {"bitmatrix": importlib.metadata.version("bitmatrix")}},
+                "builder": {"id": _BUILDER, "version": {"bitmatrix": _version()}},
                 "metadata": {
                     "invocationId": described.run,
                     "startedOn": min(started, default=described.created),
@@ -59,6 +59,14 @@ def statement(folder: Path) -> dict[str, Any]:
             },
         },
     }
+
+
+def _version() -> str:
+    """Of the harness; a checkout that was never installed has only its commit, which is among the materials."""
+    try:
+        return importlib.metadata.version("bitmatrix")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def text(folder: Path) -> str:

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from harness import capture, company, gpu, isolation, lease, measure
-from harness.capture import Record, Verdict
+from harness import capture, company, gpu, isolation, lease, measure, results
+from harness.capture import Record, TensorFacts, Verdict
 from harness.engine import Ending, EngineError
 from harness.errors import BitmatrixError, Unavailable
 from harness.files import locked, temporary_folder
@@ -109,7 +109,26 @@ def _holds(preparation: Preparation, record: Record) -> bool:
         capture.verified(folder, record, preparation.op, preparation.plan.cases)
     except BitmatrixError:
         return False
-    return True
+    return not _unlike(preparation, record.identity["candidate"], record.tensors)
+
+
+def _unlike(preparation: Preparation, candidate: str, tensors: Mapping[str, Mapping[str, TensorFacts]]) -> list[str]:
+    """Where a candidate's results aren't those that the op pins for the inputs that it pins."""
+    wanted = preparation.results.get(candidate, {}) if preparation.inputs_pinned else {}
+    return results.apart(wanted, results.digests(tensors))
+
+
+def as_pinned(preparation: Preparation, candidate: str, verdict: Verdict) -> Verdict:
+    """The verdict, unless the candidate's results are pinned and these are others. They are kept, to be looked at."""
+    unlike = _unlike(preparation, candidate, verdict.tensors) if verdict.status == "done" else []
+    if not unlike:
+        return verdict
+    where = ", ".join(unlike[:3]) + (f" and {len(unlike) - 3} more" if len(unlike) > 3 else "")
+    reason = (
+        f"it returned other bits than {preparation.op_folder.name}/{results.FILE} pins ({where}): "
+        "the host, the compiler or the kernel is broken"
+    )
+    return replace(verdict, status="failed", reason=reason)
 
 
 def _task(preparation: Preparation, cell: Cell, ready: Ready, held: Lease | None, folder: Path) -> Task:
@@ -224,7 +243,7 @@ def _launch(preparation: Preparation, task: Task) -> tuple[Ending, Verdict]:
         ending.exit_code,
         out_of_memory=ending.out_of_memory,
     )
-    return ending, on_lease(verdict, task.lease)
+    return ending, as_pinned(preparation, task.cell.candidate, on_lease(verdict, task.lease))
 
 
 def on_lease(verdict: Verdict, held: Lease | None) -> Verdict:

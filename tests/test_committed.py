@@ -34,6 +34,7 @@ def test_the_committed_cpu_matrix_runs_whole_and_shows_what_cpus_differ_in(tmp_p
     assert [name for name, cell in cells.items() if cell["status"] == "done"] == [
         *(f"diffusers[{mode}]" for mode in ("plain", "mkl_cbwr", "mkl_sse42", "aten_default", "one_thread")),
         "det_linear",
+        "det_linear_portable",
         "golden",
     ]
     # The truth is near every cell and is no cell: each rounds on its way.
@@ -74,19 +75,38 @@ def test_one_kernel_binary_returns_the_same_bits_in_two_unlike_images(tmp_path: 
 def test_a_cells_dealings_with_torch_hold_in_the_real_stack(tmp_path: Path) -> None:
     """Overrides found by the dispatch table, threads, TF32 flags, bfloat16: checks that need torch, in its image."""
     workspace = Workspace(out=tmp_path, cache=default_cache())
-    declared = matrix.load(workspace.matrix, workspace.kernels)
-    made = environment.prepare(workspace, declared, "cpu", "torch", "docker").environment
+    holds_in(workspace, "torch", "cell.torch_checks", tmp_path)
+
+
+def test_the_triton_kernel_holds_under_tritons_interpreter(tmp_path: Path) -> None:
+    """Without a GPU: in an image of torch and Triton whose lock is the tests' own."""
+    shutil.copytree(REPOSITORY / "images", tmp_path / "images")
+    name = "triton-x86_64-py3.11.txt"
+    shutil.copy(REPOSITORY / "tests" / "golden" / name, tmp_path / "images" / "locks" / "cpu" / name)
+    declared = yaml.safe_load((REPOSITORY / "matrix.yaml").read_text())
+    torch = declared["devices"]["cpu"]["stacks"]["torch"]
+    requirements = ["torch==2.13.0+cpu", "triton==3.7.1", "numpy==2.4.6"]
+    declared["devices"]["cpu"]["stacks"]["triton"] = {**torch, "requirements": requirements}
+    (tmp_path / "matrix.yaml").write_text(yaml.safe_dump(declared))
+    workspace = Workspace(root=tmp_path, out=tmp_path, cache=default_cache())
+    holds_in(workspace, "triton", "cell.triton_checks", tmp_path, TRITON_INTERPRET="1")
+
+
+def holds_in(workspace: Workspace, stack: str, module: str, folder: Path, **variables: str) -> None:
+    """Run a module of checks in the stack's image."""
+    declared = matrix.load(workspace.root / "matrix.yaml", REPOSITORY / "kernels")
+    made = environment.prepare(workspace, declared, "cpu", stack, "docker").environment
     assert made is not None
     assert made.image is not None
     request = Request(
         image=made.image,
-        command=[made.python, "-P", "-s", "-B", "-m", "cell.torch_checks"],
+        command=[made.python, "-P", "-s", "-B", "-m", module],
         purpose="test",
         mounts=tuple(Mount(REPOSITORY / part, f"/mnt/{part}") for part in ("harness", "kernels", "tests")),
-        environment={"PYTHONPATH": "/mnt:/mnt/tests", "HOME": "/tmp"},
+        environment={"PYTHONPATH": "/mnt:/mnt/tests", "HOME": "/tmp", **variables},
         options={"network_mode": "none"},
     )
-    log = tmp_path / "log.txt"
+    log = folder / "log.txt"
     with engine.container(request) as container:
         ending = engine.run(container, log=log, seconds=300)
     assert ending.exit_code == 0, log.read_text()
@@ -141,4 +161,4 @@ def test_the_readmes_commands_work_on_a_machine_with_python_alone(base_image: Ba
     report = json.loads((tmp_path / "out" / "run" / "report.json").read_text())
     assert details(report)["isolation"] == "venv"
     assert {cell["status"] for cell in details(report)["cells"].values()} == {"done"}
-    assert len(report["results"]) == 7
+    assert len(report["results"]) == 8

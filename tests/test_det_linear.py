@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -14,10 +17,11 @@ import numpy.typing as npt
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from native.build import OP_FOLDER, compile_library
+from native.build import OP_FOLDER, Kernel, binding, compile_library
 from native.exact import nearest_float32
 
-from harness.cell.op import Context, Unavailable, load_module
+from harness.cell.op import Context, load_module
+from harness.workspace import REPOSITORY
 
 Array = npt.NDArray[np.float32]
 
@@ -31,9 +35,9 @@ def library() -> Path:
     return compile_library()
 
 
-@pytest.fixture(scope="session")
-def kernel(library: Path) -> Any:
-    return candidate.DetLinear(library, threads=2)
+@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def kernel(request: pytest.FixtureRequest) -> Kernel:
+    return Kernel(request.param)
 
 
 def same_bits(found: Array, expected: Array) -> bool:
@@ -70,23 +74,20 @@ def special(random: np.random.Generator, shape: tuple[int, ...]) -> Array:
 
 MAKERS = (normal, tiny, wide, special)
 
-# Chunks that fill no round of lanes, one whole round, one and a bit; a whole number of segments and one term more.
-INPUTS = st.sampled_from([4, 8, 60, 124, 128, 132, 200, 256, 260])
+# Chunks that fill no round of lanes, one whole round, one and a bit, many; whole segments and one term more.
+INPUTS = st.sampled_from([4, 8, 60, 124, 128, 132, 200, 256, 260, 900, 1796])
 OUTPUTS = st.one_of(st.integers(1, 40), st.sampled_from([63, 64, 65, 129]))
 
 
-@given(
-    t=st.integers(1, 20), n=OUTPUTS, k=INPUTS, maker=st.sampled_from(MAKERS), seed=st.integers(0, 99),
-    threads=st.integers(1, 3),
-)  # fmt: skip
-@example(t=1, n=1, k=4, maker=special, seed=0, threads=3)
-@example(t=97, n=130, k=8, maker=normal, seed=0, threads=2)  # more than one block of tiles each way
-@example(t=4033, n=1, k=4, maker=normal, seed=0, threads=2)  # more rows than are packed at a time
+@given(t=st.integers(1, 20), n=OUTPUTS, k=INPUTS, maker=st.sampled_from(MAKERS), seed=st.integers(0, 99))
+@example(t=1, n=1, k=4, maker=special, seed=0)
+@example(t=97, n=130, k=8, maker=normal, seed=0)  # more than one block of tiles each way
+@example(t=4033, n=1, k=4, maker=normal, seed=0)  # more rows than are packed at a time
 @settings(max_examples=40)
 def test_every_product_has_the_contracts_bits(
-    library: Path, t: int, n: int, k: int, maker: Callable[..., Array], seed: int, threads: int
+    kernel: Kernel, t: int, n: int, k: int, maker: Callable[..., Array], seed: int
 ) -> None:
-    kernel, random = candidate.DetLinear(library, threads), np.random.default_rng(seed)
+    random = np.random.default_rng(seed)
     x, w, g, bias = maker(random, (t, k)), maker(random, (n, k)), maker(random, (t, n)), maker(random, (1, n))[0]
     z = reference.forward(x, w, bias)
     assert same_bits(kernel.forward(x, w, bias), z)
@@ -100,7 +101,7 @@ def test_every_product_has_the_contracts_bits(
 
 @given(bits=st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)), min_size=1, max_size=50))
 @settings(max_examples=60)
-def test_silu_backward_has_the_contracts_bits_for_any_floats(kernel: Any, bits: list[tuple[int, int]]) -> None:
+def test_silu_backward_has_the_contracts_bits_for_any_floats(kernel: Kernel, bits: list[tuple[int, int]]) -> None:
     any_g, any_z = np.array(bits, dtype=np.uint32).T.copy()
     # Most floats saturate the sigmoid; these lie where it bends.
     bent = (any_z.astype(np.float32) - np.float32(2.0**31)) * np.float32(2.0**-27)
@@ -124,13 +125,51 @@ def test_the_references_fma_rounds_once(a: float, b: float, c: float) -> None:
     assert exact == 0 or np.signbit(found) == (exact < 0)
 
 
-def test_a_row_has_the_same_bits_alone_as_in_any_batch(kernel: Any) -> None:
+SIZES = sorted({*range(1, 10), *(2**power + offset for power in range(4, 12) for offset in (-1, 0, 1))})
+"""1 to 9, and 2^k - 1, 2^k and 2^k + 1 up to 2049."""
+
+
+def test_a_row_has_the_same_bits_alone_as_in_any_batch(kernel: Kernel) -> None:
     random = np.random.default_rng(3)
-    x, w, g, bias = (normal(random, shape) for shape in ((131, 196), (70, 196), (131, 70), (70,)))
+    rows, n, k = SIZES[-1], 70, 196
+    x, w, g, bias = (normal(random, shape) for shape in ((rows, k), (n, k), (rows, n), (n,)))
     y, dx = kernel.forward(x, w, bias), kernel.input_gradient(g, w)
-    for rows in (slice(0, 1), slice(5, 6), slice(3, 10), slice(90, 131)):
-        assert same_bits(kernel.forward(x[rows], w, bias), y[rows])
-        assert same_bits(kernel.input_gradient(g[rows], w), dx[rows])
+    for size in SIZES:
+        for first in {0, int(random.integers(0, rows - size + 1)), rows - size}:
+            part = slice(first, first + size)
+            assert same_bits(kernel.forward(x[part], w, bias), y[part]), (size, first)
+            assert same_bits(kernel.input_gradient(g[part], w), dx[part]), (size, first)
+    alone = [slice(row, row + 1) for row in range(rows)]
+    assert same_bits(np.concatenate([kernel.forward(x[row], w, bias) for row in alone]), y)
+    assert same_bits(np.concatenate([kernel.input_gradient(g[row], w) for row in alone]), dx)
+
+
+@pytest.mark.gpu
+def test_the_operators_rows_keep_their_bits_in_every_batch_at_full_size() -> None:
+    bound = Kernel("cuda").bound
+    op = load_module(OP_FOLDER / "op.py", "timestep_mlp_op")
+    given = bound.memory.place(mlp_inputs(SIZES[-1], op.K, op.H, op.N))
+    whole = bound.timestep_mlp(given)
+
+    def same(part: slice) -> bool:
+        """Compared where they are: any NaN would differ, and there is none."""
+        rows = {name: given[name][part] for name in ("x", "upstream")}
+        found = bound.timestep_mlp({**given, **rows})
+        return all(bool((found[name] == whole[name][part]).all()) for name in ("out", "grads.x"))
+
+    random = np.random.default_rng(5)
+    for size in SIZES:
+        for first in {0, int(random.integers(0, SIZES[-1] - size + 1)), SIZES[-1] - size}:
+            assert same(slice(first, first + size)), (size, first)
+    assert [row for row in range(SIZES[-1]) if not same(slice(row, row + 1))] == []
+
+
+def test_gradients_repeat_bit_for_bit(kernel: Kernel) -> None:
+    inputs = mlp_inputs(t=257, k=64, hidden=260, n=130)
+    first = kernel.timestep_mlp(inputs)
+    for _ in range(5):
+        again = kernel.timestep_mlp(inputs)
+        assert all(again[name].tobytes() == first[name].tobytes() for name in first)
 
 
 def mlp_inputs(t: int = 5, k: int = 64, hidden: int = 132, n: int = 33) -> dict[str, Array]:
@@ -144,9 +183,16 @@ def results(library: Path, threads: int, inputs: dict[str, Array]) -> dict[str, 
     return loaded
 
 
+def test_the_operator_has_the_contracts_bits(kernel: Kernel) -> None:
+    for t in (1, 4, 5, 9, 40):
+        found, expected = kernel.timestep_mlp(mlp_inputs(t)), reference.timestep_mlp(mlp_inputs(t))
+        assert list(found) == list(expected)
+        assert [name for name in expected if not same_bits(found[name], expected[name])] == [], t
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3, 64])
-def test_the_operator_has_the_contracts_bits_on_any_number_of_threads(library: Path, threads: int) -> None:
-    found, expected = results(library, threads, mlp_inputs()), reference.timestep_mlp(mlp_inputs())
+def test_the_number_of_threads_changes_no_bit(library: Path, threads: int) -> None:
+    found, expected = results(library, threads, mlp_inputs(97)), results(library, 5, mlp_inputs(97))
     assert list(found) == list(expected)
     assert all(same_bits(found[name], expected[name]) for name in expected)
 
@@ -217,7 +263,7 @@ def test_the_callers_floating_point_mode_changes_nothing_and_is_restored(
 ) -> None:
     random = np.random.default_rng(9)
     x, w, g, bias = (tiny(random, shape) for shape in ((30, 64), (40, 64), (30, 40), (40,)))
-    kernel = candidate.DetLinear(library, threads)
+    kernel = binding.DetLinear(library, threads)
     calls: tuple[Callable[[], Array], ...] = (
         lambda: kernel.forward(x, w, bias),
         lambda: kernel.input_gradient(g, w),
@@ -253,7 +299,8 @@ def arrays(**changes: Any) -> dict[str, Any]:
         ({"x": np.frombuffer(bytearray(68), "f4")[1:].reshape(2, 8)}, "x is not aligned to 16 bytes"),
     ],
 )
-def test_arguments_that_are_not_as_declared_are_refused(kernel: Any, changes: dict[str, Any], words: str) -> None:
+def test_arguments_that_are_not_as_declared_are_refused(library: Path, changes: dict[str, Any], words: str) -> None:
+    kernel = binding.DetLinear(library, 2)
     with pytest.raises(ValueError, match=words):
         kernel.forward(**arrays(**changes))
 
@@ -270,14 +317,15 @@ def at(array: Array, floats: int = 0) -> int:
         ({"t": 0}, "T is 0; it must be positive"),
         ({"n": -1}, "N is -1; it must be positive"),
         ({"k": 2**62}, "x would have more elements than fit in memory"),
-        ({"activation": 2}, "activation is 2"),
+        ({"activation": 3}, "activation is 3"),
         ({"activation": 1}, "pre is null"),
         ({"pre": at(np.zeros(6, "f4"))}, "pre is given, but there is no activation"),
         ({"threads": 0}, "threads is 0; it must be between 1 and 1024"),
         ({"stream": 16}, "stream is given"),
     ],
 )
-def test_the_library_refuses_and_writes_nothing(kernel: Any, changes: dict[str, Any], words: str) -> None:
+def test_the_library_refuses_and_writes_nothing(library: Path, changes: dict[str, Any], words: str) -> None:
+    kernel = binding.DetLinear(library, 1)
     given = arrays(y=np.full((2, 3), 7, "f4"))
     arguments = {name: at(array) for name, array in given.items()} | {"pre": None, "t": 2, "n": 3, "k": 8}
     arguments |= {"activation": 0, "threads": 1, "stream": None} | changes
@@ -286,19 +334,123 @@ def test_the_library_refuses_and_writes_nothing(kernel: Any, changes: dict[str, 
     assert (given["y"] == 7).all()
 
 
-def test_an_output_that_overlaps_an_argument_is_refused(kernel: Any) -> None:
+def test_an_output_that_overlaps_an_argument_is_refused(library: Path) -> None:
+    kernel = binding.DetLinear(library, 1)
     memory = np.ones(64, "f4")
-    refused = kernel._library.det_linear_silu_backward(at(memory), at(memory, 16), at(memory, 15), 4, 4, 1, None)
+    refused = kernel._library.det_linear_silu_backward(at(memory), at(memory, 16), at(memory, 15), 4, 4, 1, 1, None)
     assert (refused, kernel._text("last_error")) == (1, "dz is written and overlaps g")
-    assert kernel._library.det_linear_silu_backward(at(memory), at(memory), at(memory, 16), 4, 4, 1, None) == 0
+    assert kernel._library.det_linear_silu_backward(at(memory), at(memory), at(memory, 16), 4, 4, 1, 1, None) == 0
 
 
-def test_a_device_without_a_library_is_unavailable(library: Path) -> None:
-    with pytest.raises(Unavailable, match="no library for cuda"):
+def test_a_library_of_another_device_is_refused(library: Path) -> None:
+    with pytest.raises(RuntimeError, match="for cpu; wanted is h3-det-linear-v1, ABI version 2, for cuda"):
         candidate.load(Context(device="cuda", threads=1, library=library))
 
 
 def test_a_library_of_another_abi_is_refused(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidate, "ABI_VERSION", 2)
-    with pytest.raises(RuntimeError, match="ABI version 1, for cpu; wanted is h3-det-linear-v1, ABI version 2"):
-        candidate.DetLinear(library, 1)
+    monkeypatch.setattr(binding, "ABI_VERSION", 3)
+    with pytest.raises(RuntimeError, match="ABI version 2, for cpu; wanted is h3-det-linear-v1, ABI version 3"):
+        binding.DetLinear(library, 1)
+
+
+# A GPU's library ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bound() -> Any:
+    return Kernel("cuda").bound
+
+
+@pytest.mark.gpu
+def test_a_gpus_arguments_that_are_not_as_declared_are_refused(bound: Any) -> None:
+    import torch
+
+    def ones(*shape: int, **options: Any) -> Any:
+        return torch.ones(shape, device="cuda", **options)
+
+    given = {"x": ones(2, 8), "w": ones(3, 8), "bias": ones(3)}
+    for changes, words in (
+        ({"x": ones(2, 8, dtype=torch.float64)}, "x must be a torch tensor of float32 on CUDA device 0"),
+        ({"x": ones(2, 8).cpu()}, "x must be a torch tensor of float32 on CUDA device 0"),
+        ({"x": np.ones((2, 8), "f4")}, "x must be a torch tensor of 2"),
+        ({"x": ones(0, 8)}, "x is empty"),
+        ({"w": ones(3, 4)}, r"w has shape \(3, 4\), expected \(3, 8\)"),
+        ({"w": ones(8, 3).t()}, "w must be contiguous"),
+        ({"x": ones(2, 6), "w": ones(3, 6)}, "K is 6; it must be a multiple of 4"),
+        ({"x": ones(17)[1:].view(2, 8)}, "x is not aligned to 16 bytes"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            bound.forward(**{**given, **changes})
+
+
+def refusal(bound: Any, x: int, stream: int | None) -> str:
+    """The words with which the forward of x (2, 8) on a stream is refused; nothing may be written."""
+    import torch
+
+    w, bias, y = torch.ones((3, 8), device="cuda"), torch.ones(3, device="cuda"), torch.full((2, 3), 7.0, device="cuda")
+    pointers = (x, w.data_ptr(), bias.data_ptr(), y.data_ptr(), None)
+    assert bound._library.det_linear_forward(*pointers, 2, 3, 8, 0, 1, stream) == 1
+    torch.cuda.synchronize()
+    assert bool((y == 7).all())
+    words: str = bound._text("last_error")
+    return words
+
+
+@pytest.mark.gpu
+def test_a_gpus_library_refuses_no_stream_and_memory_that_is_not_a_gpus(bound: Any) -> None:
+    import torch
+
+    assert "stream is null" in refusal(bound, torch.ones((2, 8), device="cuda").data_ptr(), None)
+    assert refusal(bound, at(np.ones((2, 8), "f4")), 1) == "x is not in a GPU's memory"
+
+
+STALE = """
+import ctypes, sys, torch
+from pathlib import Path
+from test_det_linear import Kernel, refusal
+bound, x = Kernel("cuda").bound, torch.ones((2, 8), device="cuda")
+loaded = Path("/proc/self/maps").read_text().splitlines()
+runtime = ctypes.CDLL(next(line.split()[-1] for line in loaded if "libcudart" in line))
+stale = ctypes.c_void_p()
+assert runtime.cudaStreamCreate(ctypes.byref(stale)) == 0
+assert runtime.cudaStreamDestroy(stale) == 0
+print(refusal(bound, x.data_ptr(), stale.value))
+"""
+
+
+@pytest.mark.gpu
+def test_a_gpus_library_refuses_a_destroyed_stream() -> None:
+    """In a process of its own: CUDA promises nothing of a destroyed handle, not even an error."""
+    paths = os.pathsep.join(map(str, (REPOSITORY, REPOSITORY / "tests", os.environ.get("PYTHONPATH", ""))))
+    done = subprocess.run(
+        [sys.executable, "-c", STALE],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "not a living stream" in done.stdout, done.stderr
+
+
+@pytest.mark.gpu
+def test_a_gpu_works_on_the_callers_stream(bound: Any) -> None:
+    import torch
+
+    inputs = bound.memory.place(mlp_inputs(t=64, k=256, hidden=512, n=128))
+    expected = bound.timestep_mlp(inputs)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):  # records what is enqueued on its own stream, and refuses what isn't
+        found = bound.timestep_mlp(inputs)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(bool((found[name] == expected[name]).all()) for name in expected)
+
+
+@pytest.mark.gpu
+def test_the_devices_own_exponential_differs_by_little() -> None:
+    """`det_linear` on a GPU takes CUDA's expf: within 2 ULP of the nearest float (CUDA's Math API)."""
+    own = binding.DetLinear(compile_library("cuda"), 1, "cuda", binding.SILU)
+    x = np.random.default_rng(4).uniform(-87, 88, 1 << 20).astype(np.float32)
+    found, expected = own.expf(own.memory.place({"x": x})["x"]).cpu().numpy(), reference.expf(x)
+    assert np.abs(found.view(np.int32).astype(np.int64) - expected.view(np.int32)).max() <= 2

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import decimal
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from native.build import OP_FOLDER, compile_library
+from native.build import OP_FOLDER, Kernel
 from native.exact import nearest_float32
 
 from harness.cell.op import load_module
@@ -23,10 +22,9 @@ NEAR_TIES = ("-0x1.d2259ap+3", "-0x1.e1dbe2p-8", "0x1.fdff02p-17", "-0x1.c1c4b8p
 EDGES = (88.72283, -87.33655, -103.27893, -103.97208, 0.0)
 
 
-@pytest.fixture(scope="module")
-def kernel() -> Any:
-    candidate = load_module(OP_FOLDER / "candidates" / "det_linear.py", "det_linear_candidate")
-    return candidate.DetLinear(compile_library(), threads=2)
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def kernel(request: pytest.FixtureRequest) -> Kernel:
+    return Kernel(request.param)
 
 
 def bits(values: Array) -> npt.NDArray[np.uint32]:
@@ -40,7 +38,7 @@ def around(value: float, count: int) -> list[np.float32]:
     return list(near.astype(np.int32).view(np.float32))
 
 
-def test_the_hardest_floats_round_as_a_hundred_digits_say(kernel: Any) -> None:
+def test_the_hardest_floats_round_as_a_hundred_digits_say(kernel: Kernel) -> None:
     hard = [np.float32(float.fromhex(text)) for text in NEAR_TIES]
     hard += [value for edge in EDGES for value in around(edge, 8)]
     with decimal.localcontext() as context:
@@ -50,7 +48,7 @@ def test_the_hardest_floats_round_as_a_hundred_digits_say(kernel: Any) -> None:
     assert bits(found).tolist() == bits(np.array(expected)).tolist()
 
 
-def test_floats_of_every_size_round_as_a_long_double_says(kernel: Any) -> None:
+def test_floats_of_every_size_round_as_a_long_double_says(kernel: Kernel) -> None:
     reference = load_module(OP_FOLDER / "reference.py", "reference")
     patterns = np.random.default_rng(20).integers(0, 2**32, 1 << 18, dtype=np.uint32)
     within = np.random.default_rng(21).uniform(-105, 89, 1 << 18).astype(np.float32)
@@ -61,7 +59,7 @@ def test_floats_of_every_size_round_as_a_long_double_says(kernel: Any) -> None:
     assert np.array_equal(bits(found)[~nan], bits(expected)[~nan])
 
 
-def test_infinities_zeros_and_nan_have_their_exponentials(kernel: Any) -> None:
+def test_infinities_zeros_and_nan_have_their_exponentials(kernel: Kernel) -> None:
     found = kernel.expf(np.array([np.inf, -np.inf, 0.0, -0.0, np.nan, 3e38, -3e38, 1e-45], dtype=np.float32))
     expected = np.array([np.inf, 0.0, 1.0, 1.0, np.nan, np.inf, 0.0, 1.0], dtype=np.float32)
     assert np.array_equal(found, expected, equal_nan=True)

@@ -117,6 +117,6 @@ def test_published_reports_are_held_by_their_figures() -> None:
     assert found.grade == "different"
     lines = list(found.lines())
     assert any(line.startswith("rl_kernel: different: has no result here: unavailable") for line in lines)
-    plain = next(number for number, line in enumerate(lines) if line.startswith("diffusers[vllm]: different"))
+    plain = next(number for number, line in enumerate(lines) if line.startswith("diffusers[vllm]: same verdicts: vs "))
     assert "torch 2.13.0+cu130 -> 2.11.0+cu130" in lines[plain + 1]
     assert "changed for every cell: gpu NVIDIA B200 -> NVIDIA H200" in "\n".join(lines)

@@ -1,6 +1,6 @@
 #include "elementwise.h"
 
-#include "exponential.h"
+#include "../exponential.h"
 #include "parallel.h"
 
 namespace det {
@@ -24,11 +24,11 @@ Status expf(const float *x, float *y, int64_t count, int32_t threads) {
 }
 
 Status silu(const float *pre, float *y, int64_t count, int32_t threads) {
-    return map(y, count, threads, [=](int64_t i) { return silu(pre[i]); });
+    return map(y, count, threads, [=](int64_t i) { return silu(pre[i], NearestExponential()); });
 }
 
 Status silu_backward(const float *g, const float *z, float *dz, int64_t count, int32_t threads) {
-    return map(dz, count, threads, [=](int64_t i) { return silu_backward(g[i], z[i]); });
+    return map(dz, count, threads, [=](int64_t i) { return silu_backward(g[i], z[i], NearestExponential()); });
 }
 
 Status bias_gradient(const float *g, float *db, int64_t t, int64_t n, int32_t threads) {

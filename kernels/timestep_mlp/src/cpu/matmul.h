@@ -3,7 +3,7 @@
 
 #include <stdint.h>
 
-#include "status.h"
+#include "../status.h"
 
 namespace det {
 
