@@ -38,22 +38,26 @@ def markdown(report: Report) -> str:
         "names": names,
         "assignments": assignments,
         "where": where,
+        "kind": kind,
     }
     grid = Grid(report)
+    verdicts = verdict.every(report)
     sections = [_section(grid, reference) for reference in grid.references]
     rendered = environment.get_template("report.md.j2").render(
         report=report,
         details=report.bitmatrix,
         columns=grid.columns.labels,
         sections=sections,
-        findings=_findings(report),
+        findings=findings(report),
         most_findings=_MOST_FINDINGS,
         same=[group for group in active(grid, grid.classes.whole) if len(group) > 1],
         agreements=agreements(grid),
         twins=grid.twins,
-        verdicts=verdict.every(report),
+        verdicts=verdicts,
+        summary=verdict.summary(grid, verdicts),
+        meanings=verdict.MEANINGS,
         measured=measured(grid),
-        untimed=_untimed(grid),
+        untimed=untimed(grid),
         cases=grid.cases,
     )
     return rendered.rstrip("\n") + "\n"
@@ -113,6 +117,13 @@ def assignments(variables: Mapping[str, str]) -> str:
 def short(digest: object) -> str:
     """The first 12 digits of a digest."""
     return code(str(digest).removeprefix("sha256:")[:12]) if digest else ""
+
+
+def kind(name: str) -> str:
+    """A verdict's kind as its reader meets it."""
+    return {"identical": "bit-identical", "not_batch_invariant": "not batch-invariant"}.get(
+        name, name.replace("_", " ")
+    )
 
 
 def microseconds(value: float) -> str:
@@ -208,7 +219,7 @@ def _latency(taken: Measures) -> dict[str, str]:
     }
 
 
-def _untimed(grid: Grid) -> dict[str, str]:
+def untimed(grid: Grid) -> dict[str, str]:
     """Why a cell has no latency, by cell."""
     return {
         cell: _words(taken.latency, str)
@@ -257,7 +268,7 @@ def absent(report: Report, reference: str, *, compared: bool) -> str | None:
     return "no other cell has a result"
 
 
-def _findings(report: Report) -> list[Finding]:
+def findings(report: Report) -> list[Finding]:
     """The findings, those of a report from before there were severities as warnings."""
     return [
         found if isinstance(found, Finding) else Finding(severity="warning", about="stack", message=found)

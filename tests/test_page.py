@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import assume, given, settings
 from test_render import hostile, small
 
-from harness import cli, page, report
+from harness import cli, page, report, verdict
 from harness.report import Report
 from harness.workspace import REPOSITORY
 
@@ -92,6 +93,29 @@ def test_a_report_of_five_hundred_cells_is_a_page_soon(tmp_path: Path) -> None:
     assert len(text) < 40 << 20
     (tmp_path / "many.html").write_text(text)
     assert text.count("<tr") > 1000
+
+
+def test_the_first_screen_says_who_agrees_and_what_each_verdict_means() -> None:
+    def first(path: Path) -> str:
+        top = page.html(report.load(path)).split('<h2 id="verdicts">')[0]
+        return re.sub(r"<[^>]+>", "", re.sub(r"<style>.*</style>", "", top, flags=re.DOTALL))
+
+    cpu, published = first(CPU), first(PUBLISHED)
+    assert "2 of 6 cells return the bits of diffusers[plain] in every tensor and case" in cpu
+    assert "diffusers[mkl_sse42], diffusers[one_thread] are diffusers[plain], bit for bit: every tensor" in cpu
+    assert "0 of 7 cells return the bits of diffusers[plain]" in published
+    assert "diffusers[sglang] is most likely diffusers[megatron_triton], bit for bit" in published
+    for kind in {kind for one in verdict.every(report.load(CPU)).values() for kind in one.kinds}:
+        assert verdict.MEANINGS[kind] in html.unescape(cpu)
+
+
+def test_findings_are_a_table_of_severities_whatever_format_they_are_of() -> None:
+    made = small()
+    assert made.bitmatrix is not None
+    made.bitmatrix.findings = [*made.bitmatrix.findings, "an old one"]
+    text = page.html(made)
+    assert '<tr><td>error</td><th scope="row"><code>numpy</code></th><td class="words">it is so</td></tr>' in text
+    assert '<tr><td>warning</td><th scope="row"><code>stack</code></th><td class="words">an old one</td></tr>' in text
 
 
 def many(count: int) -> Report:
@@ -234,6 +258,10 @@ def test_the_page_command_writes_the_file_and_refuses_what_is_no_report(
     to = tmp_path / "b200.html"
     assert cli.main(["page", str(PUBLISHED), str(to)]) == 0
     assert to.read_text().startswith("<!DOCTYPE html>")
+    half = PUBLISHED.read_text().replace('"op": "timestep_mlp"', '"op": "half a character: \\ud800"')
+    (tmp_path / "half.json").write_text(half)
+    assert cli.main(["page", str(tmp_path / "half.json"), str(to)]) == 0
+    assert "half a character: " in to.read_text()
     (tmp_path / "cut.json").write_text(PUBLISHED.read_text()[:5000])
     assert cli.main(["page", str(tmp_path / "cut.json"), str(tmp_path / "cut.html")]) == 2
     assert "cut short" in capsys.readouterr().err

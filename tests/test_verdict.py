@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from test_render import small, taken
@@ -165,6 +165,23 @@ def test_every_verdict_of_every_report_has_a_kind_and_a_sentence() -> None:
         found = verdict.every(loaded)
         assert list(found) == Grid(loaded).cells
         assert all(one.kinds and one.sentence for one in found.values())
+
+
+def test_every_kind_has_a_meaning_for_its_reader() -> None:
+    assert set(verdict.MEANINGS) == set(get_args(report.VerdictKind))
+
+
+def test_the_summary_counts_each_cell_once_and_an_inert_one_never() -> None:
+    for path in [*(REPOSITORY / "baselines").glob("*.json"), *(REPOSITORY / "docs" / "example").glob("*.json")]:
+        grid = Grid(report.load(path))
+        found = verdict.summary(grid, verdict.every(grid.report))
+        assert found.reference
+        assert sorted([found.reference, *found.equal, *found.unlike, *found.lost]) == sorted(grid.cells)
+    made = measured()
+    assert made.bitmatrix is not None
+    made.bitmatrix.cells["other"].inert = True
+    found = verdict.summary(Grid(made), verdict.every(made))
+    assert "other" not in [*found.equal, *found.unlike]
 
 
 def test_a_report_keeps_the_verdicts_it_was_made_with(tmp_path: Any) -> None:
