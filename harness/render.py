@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from harness import verdict
 from harness.grid import Columns, Grid, label, numeric
-from harness.measure import Accuracy, BatchInvariance, Measures, Repeatability, Taken
+from harness.measure import Accuracy, BatchInvariance, Measures, Precision, Repeatability, Taken
 from harness.report import Case, Comparison, Finding, Report
 
 _MOST = 300
@@ -174,7 +174,7 @@ def measured(grid: Grid) -> list[MeasuredRow]:
             cell=cell,
             repeatable=_repeatable(taken),
             invariant=_words(taken.batch_invariance, _invariant),
-            bits=_words(taken.precision, lambda result: "no time" if result.least is None else f"{result.least} of 24"),
+            bits=_words(taken.precision, _bits),
             error=_words(taken.accuracy, _error),
             latency=_latency(taken),
         )
@@ -202,6 +202,11 @@ def _repeatable(taken: Measures) -> str:
 def _invariant(result: BatchInvariance) -> str:
     how = f"{'quick' if result.quick else 'strict'}{'' if result.complete else ', stopped by time'}"
     return f"{result.differ:,} of {result.compared:,} ({how})"
+
+
+def _bits(result: Precision) -> str:
+    # None at all: the path adds something of its own, whatever mantissa it keeps.
+    return "no time" if result.least is None else f"{result.least} of 24" if result.least else "can't tell"
 
 
 def _error(result: Accuracy) -> str:

@@ -27,7 +27,6 @@ _FAR_RATIO = 64.0
 
 MEANINGS: dict[VerdictKind, str] = {
     "reference": "the others are held against it",
-    "not_comparable": "no result here, or nothing to hold it against",
     "not_repeatable": "the same call gave other bits: nothing else said of it can be relied on",
     "inert": "its mode changed nothing: what it equals says nothing of that mode",
     "reduced_precision": "keeps fewer bits than FP32 has: less accurate, whatever its flags say",
@@ -35,6 +34,7 @@ MEANINGS: dict[VerdictKind, str] = {
     "identical": "the reference's bits: one can stand for the other",
     "other_order": "as precise as the reference, its sums in another order: near it, not bit for bit",
     "differs": "not the reference's bits, and nothing here tells how precise it is",
+    "not_comparable": "no result here, or nothing to hold it against",
 }
 """What each kind means to who has to decide; the order is a verdict's, what matters most first."""
 
@@ -147,7 +147,11 @@ def _precise(found: _Findings, measures: Measures) -> None:
     if taken is None or taken.result is None or least is None:
         return
     paths = sorted({path for of in taken.result.bits.values() for path, bits in of.items() if bits == least})
-    if least < FULL_BITS:
+    if not least:
+        found.evidence.append(
+            f"The probe can't tell: not even 2 comes back exactly ({', '.join(paths)}); no short mantissa does that."
+        )
+    elif least < FULL_BITS:
         family = f" ({_FAMILIES[least]})" if least in _FAMILIES else ""
         found.add(
             "reduced_precision",
@@ -198,6 +202,7 @@ def _compared(found: _Findings, grid: Grid, cell: str, reference: str) -> None:
         found.evidence.append(f"It {share}.")
         return
     measured = any(line.startswith("Full precision") for line in found.evidence)
+    untold = "" if any(line.startswith("The probe can't") for line in found.evidence) else " No probe was run."
     far = ratio is not None and ratio >= _FAR_RATIO if median is None else median >= _FAR_ULP
     if measured:
         found.add("other_order", f"same precision, other order: {share}")
@@ -210,13 +215,13 @@ def _compared(found: _Findings, grid: Grid, cell: str, reference: str) -> None:
         found.add(
             "reduced_precision",
             f"likely reduced precision (TF32-like): {share}",
-            f"By its differences alone: {why}; another order of sums moves results by far less. No probe was run.",
+            f"By its differences alone: {why}; another order of sums moves results by far less.{untold}",
         )
     elif median is not None or ratio is not None:
         found.add(
             "other_order",
             f"likely the same precision, other order: {share}",
-            "By its differences alone: they are as small as another order of sums makes them. No probe was run.",
+            f"By its differences alone: they are as small as another order of sums makes them.{untold}",
         )
     else:
         found.add("differs", f"{share}; nothing here tells whether its precision is the same")

@@ -79,6 +79,13 @@ def test_what_the_probe_counts_is_the_verdict(bits: int, words: str) -> None:
     assert any("input gradient" in line for line in found.evidence)
 
 
+def test_a_path_that_returns_no_number_exactly_is_not_called_short() -> None:
+    found = other(measured(precision={"bits": {"4": {"forward operand": 0}}}))
+    assert found.kinds == ["other_order"]
+    assert found.sentence.startswith("Likely the same precision")
+    assert not any("No probe was run" in line for line in found.evidence)
+
+
 def test_the_fewest_bits_of_any_case_count() -> None:
     """A single row takes another path: a TF32 mode keeps 24 bits there and 11 in every other case."""
     found = other(measured(precision={"bits": {"1": {"forward operand": 24}, "64": {"forward operand": 11}}}))
