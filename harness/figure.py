@@ -93,7 +93,7 @@ def _heat_map(grid: Grid) -> Any:
         axes.text((number + 0.5) * len(labels) - 0.5, -0.7, f"T = {render.line(case)[:20]}", ha="center", va="bottom")
         if number:
             axes.axvline(number * len(labels) - 0.5, color="k", linewidth=1)
-    axes.set_title(f"{_title(grid.report)}, vs {render.line(reference)[:40]}", pad=16)
+    axes.set_title(f"{_title(grid.report)}, vs {render.line(reference)[:40]}", pad=20)
     words = "median distance in ULP of elements that differ" if ulps else "largest absolute difference"
     bar = figure.colorbar(image, ax=axes, label=words, fraction=0.03)
     bar.ax.yaxis.set_major_formatter(_plain)

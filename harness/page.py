@@ -157,15 +157,9 @@ def _spot(pair: Pair | None, smallest: float | None, data: list[dict[str, Any]],
 
 
 def _data(pair: Pair) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "cell": render.line(pair.cell),
-        "vs": render.line(pair.reference),
-        "T": render.line(pair.case),
-        "tensor": render.line(pair.label),
-        "differ": pair.comparison.differ,
-        "numel": pair.comparison.numel,
-        "max_abs": pair.comparison.max_abs,
-    }
+    """What a place's detail shows beside the names, which stand in the table."""
+    comparison = pair.comparison
+    found: dict[str, Any] = {"differ": comparison.differ, "numel": comparison.numel, "max_abs": comparison.max_abs}
     return found | ({"detail": pair.detail.model_dump()} if pair.detail else {})
 
 
