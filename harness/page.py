@@ -121,12 +121,22 @@ def _embedded(data: object) -> Markup:
 def _map(grid: Grid, reference: str, data: list[dict[str, Any]]) -> Map:
     labels, cases = grid.columns.labels, grid.cases
     passive = grid.inert
+    # Where one cell alone differs, the tensor's other cases tell what a small difference is.
+    least: dict[str, float] = {}
+    for (versus, _, name), value in grid.smallest.items():
+        if versus == reference:
+            least[name] = min(value, least.get(name, value))
     rows = []
     for cell in grid.cells:
         found = {(pair.case, pair.label): pair for pair in grid.pairs(cell, reference)}
         if found:
             spots = [
-                _spot(found.get((case, name)), grid.smallest.get((reference, case, name)), data, inert=cell in passive)
+                _spot(
+                    found.get((case, name)),
+                    grid.smallest.get((reference, case, name), least.get(name)),
+                    data,
+                    inert=cell in passive,
+                )
                 for case in cases
                 for name in labels
             ]

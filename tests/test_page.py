@@ -14,7 +14,7 @@ import pytest
 from hypothesis import assume, given, settings
 from test_render import hostile, small
 
-from harness import cli, page, report, verdict
+from harness import cli, page, render, report, verdict
 from harness.report import Report
 from harness.workspace import REPOSITORY
 
@@ -79,6 +79,17 @@ def test_a_page_needs_nothing_but_itself() -> None:
     assert "default-src &#39;none&#39;; style-src &#39;sha256-" in text
 
 
+def test_the_committed_pages_are_what_their_reports_give_and_small() -> None:
+    h200 = REPOSITORY / "baselines" / "h200_timestep_mlp.json"
+    for source, shown in ((CPU, CPU), (h200, CPU.parent / h200.name)):
+        loaded = report.load(source)
+        again = f"write it again: python -m harness page {source} {shown.with_suffix('.html')}; show for .md"
+        assert shown.with_suffix(".html").read_text() == page.html(loaded), again
+        assert shown.with_suffix(".md").read_text() == render.markdown(loaded), again
+    assert all(path.stat().st_size < 600_000 for path in CPU.parent.iterdir())
+    assert all(path.stat().st_size < 200_000 for path in CPU.parent.glob("*.png"))
+
+
 def test_every_report_there_is_makes_a_page() -> None:
     for path in [*(REPOSITORY / "baselines").glob("*.json"), *(REPOSITORY / "docs" / "example").glob("*.json")]:
         found = report.load(path)
@@ -107,6 +118,13 @@ def test_the_first_screen_says_who_agrees_and_what_each_verdict_means() -> None:
     assert "diffusers[sglang] is most likely diffusers[megatron_triton], bit for bit" in published
     for kind in {kind for one in verdict.every(report.load(CPU)).values() for kind in one.kinds}:
         assert verdict.MEANINGS[kind] in html.unescape(cpu)
+
+
+def test_a_difference_of_one_cell_alone_is_coloured_by_the_tensors_other_cases() -> None:
+    text = page.html(report.load(REPOSITORY / "baselines" / "h200_timestep_mlp.json"))
+    row = text.split('data-vs="diffusers[plain]"')[1].split("<code>diffusers[sglang]</code>")[1].split("</tr>")[0]
+    # In TF32 at T = 2048, where the other cells return plain's bits.
+    assert re.search(r'<td class="l5"><button[^>]*aria-label="out, T = 2048: 5,504,998 ', row)
 
 
 def test_findings_are_a_table_of_severities_whatever_format_they_are_of() -> None:
@@ -245,8 +263,12 @@ def test_a_print_is_light_whole_and_without_what_only_a_screen_can_do(opened: br
     assert opened.run("getComputedStyle(document.documentElement).backgroundColor") == "rgb(255, 255, 255)"
     assert opened.run("getComputedStyle(document.querySelector('nav')).display") == "none"
     assert opened.run("getComputedStyle(document.querySelector('.wide')).overflowX") == "visible"
+    opened.run("var printed; addEventListener('beforeprint', () => { printed = document.body.innerText; })")
     pdf = opened.call("Page.printToPDF", landscape=True, printBackground=True)["data"]
     assert len(pdf) > 10_000
+    led = "Full precision: every probed path keeps 24 significant bits"
+    assert led in opened.run("printed"), "what led to a verdict is on paper"
+    assert led not in opened.run("document.body.innerText")
 
 
 @pytest.mark.browser

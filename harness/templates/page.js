@@ -90,3 +90,12 @@ for (const table of document.querySelectorAll(".map")) {
     next.focus();
   });
 }
+
+// On paper nothing opens: what led to a verdict is printed with it.
+const evidence = [...document.querySelectorAll(".verdicts details")];
+let closed = [];
+addEventListener("beforeprint", () => {
+  closed = evidence.filter(one => !one.open);
+  closed.forEach(one => { one.open = true; });
+});
+addEventListener("afterprint", () => closed.forEach(one => { one.open = false; }));
