@@ -81,6 +81,7 @@ def html(report: Report) -> str:
         meanings=verdict.MEANINGS,
         levels=LEVELS,
         verdicts=verdicts,
+        most_named=render.MOST_NAMED,
         summary=verdict.summary(grid, verdicts),
         findings=render.findings(report),
         same=[group for group in render.active(grid, grid.classes.whole) if len(group) > 1],

@@ -17,6 +17,9 @@ from harness.report import Case, Comparison, Finding, Report
 _MOST = 300
 """Characters of a text that a table shows; the whole is in report.json."""
 
+MOST_NAMED = 20
+"""Cells that a summary names of one kind; the table below it has all."""
+
 _MOST_FINDINGS = 20
 """In host isolation they can be hundreds."""
 
@@ -36,6 +39,7 @@ def markdown(report: Report) -> str:
         "code": code,
         "short": short,
         "names": names,
+        "few": few,
         "assignments": assignments,
         "where": where,
         "kind": kind,
@@ -107,6 +111,12 @@ def code(value: object) -> str:
 def names(values: Iterable[str]) -> str:
     """Cells, as code, in one sentence."""
     return ", ".join(code(value) for value in values)
+
+
+def few(values: list[str]) -> str:
+    """The first cells, as code, and how many more there are."""
+    more = len(values) - MOST_NAMED
+    return names(values[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def assignments(variables: Mapping[str, str]) -> str:

@@ -104,6 +104,9 @@ def test_a_report_of_five_hundred_cells_is_a_page_soon(tmp_path: Path) -> None:
     assert len(text) < 24 << 20
     (tmp_path / "many.html").write_text(text)
     assert text.count("<tr") > 1000
+    top = text.split('<h2 id="verdicts">')[0].split("<h1>")[1]
+    assert re.search(r" and 4[0-9]{2} more", top)
+    assert len(top) < 10_000, "the first screen stays an answer"
 
 
 def test_the_first_screen_says_who_agrees_and_what_each_verdict_means() -> None:
