@@ -15,7 +15,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from harness import render, verdict
 from harness.grid import Grid, label
-from harness.report import Details, Report, Verdict
+from harness.measure import NAMES
+from harness.report import Details, Report, Verdict, VerdictKind
 
 _PRIORS: tuple[tuple[str, float], ...] = (
     ("inputs", 1.0),
@@ -38,9 +39,12 @@ _FRAMEWORK = 0.6
 """Of any other library: a framework, whose modes change between its releases."""
 
 _NUMERIC = re.compile(
-    r"^(torch|triton|numpy|mkl|openblas|vllm|sglang|flashinfer|liger|megatron|transformer-engine|diffusers|rl-|"
-    r"quack|cutlass|cuda-|nvidia-(cublas|cudnn|cuda-runtime|nvrtc|cutlass))"
+    r"(torch|triton|numpy|mkl|vllm|sglang|diffusers)$|scipy-openblas|sgl-|sglang-|flashinfer|liger|megatron|"
+    r"transformer-engine|rl-|quack|cuda-tile|nvidia-(cublas|cudnn|cuda-runtime|cuda-nvrtc|nvrtc|cutlass)"
 )
+"""Packages whose own code computes, matched at the start of the name: not torchvision, not cuda-bindings."""
+_MEASURED: dict[VerdictKind, str] = {"not_batch_invariant": "batch_invariance", "not_repeatable": "repeatability"}
+"""Kinds of a verdict that only a measure can give."""
 _EVERYWHERE = ("torch", "triton", "numpy", "diffusers")
 """Libraries that a cell of any mode may compute with; another is its framework's alone."""
 
@@ -71,6 +75,15 @@ class Turned:
     cell: str
     before: Verdict
     after: Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A cell that both reports name and only one has a result of; `why` the other has none."""
+
+    cell: str
+    gained: bool
+    why: str
 
 
 @dataclass(kw_only=True)
@@ -113,12 +126,16 @@ class Changes:
     """Everything that differs between two reports, the most likely cause first."""
 
     shared: list[str]
+    """Cells with a result in both."""
     only_before: list[str]
     only_after: list[str]
+    ended: list[Ended]
     verdicts: list[Turned]
     compared: list[Compared]
     bits: list[Bits]
     agreements: list[Agreement]
+    measured_once: dict[bool, list[str]]
+    """Measures that only one report took of a shared cell: False for the first, True for the second."""
     causes: list[Cause]
     more: int
     """Installed packages that changed and aren't of numeric interest."""
@@ -129,30 +146,68 @@ class Changes:
         cells = {one.cell for one in self.verdicts} | {one.cell for one in self.compared if one.changed}
         return cells | {one.cell for one in self.bits if one.same < one.total}
 
+    @property
+    def untold(self) -> list[str]:
+        """The shared cells of which neither comparisons nor digests tell whether their bits changed."""
+        told = {one.cell for one in self.compared} | {one.cell for one in self.bits} | self.changed_cells
+        return [cell for cell in self.shared if cell not in told]
+
+    @property
+    def first(self) -> Cause | None:
+        """What to look at first; None where nothing changed, or nothing on record can have changed it."""
+        return next((cause for cause in self.causes if cause.score > 0), None) if self.shared else None
+
 
 def between(before: Report, after: Report) -> Changes:
     """What changed from one report to another; both may be published ones, or of any device."""
     old, new = Grid(before), Grid(after)
-    known = set(new.cells)
-    shared = [cell for cell in old.cells if cell in known]
+    shared = [cell for cell in old.cells if cell in before.results and cell in after.results]
     ours, theirs = verdict.every(before), verdict.every(after)
     found = Changes(
         shared=shared,
-        only_before=[cell for cell in old.cells if cell not in known],
-        only_after=[cell for cell in new.cells if cell not in set(old.cells)],
+        only_before=[cell for cell in before.results if cell not in new.cells],
+        only_after=[cell for cell in after.results if cell not in old.cells],
+        ended=[
+            *(Ended(cell=cell, gained=False, why=theirs[cell].sentence) for cell in _without(before, after, new)),
+            *(Ended(cell=cell, gained=True, why=ours[cell].sentence) for cell in _without(after, before, old)),
+        ],
         verdicts=[
             Turned(cell=cell, before=ours[cell], after=theirs[cell])
             for cell in shared
-            if ours[cell].kinds != theirs[cell].kinds
+            if _kinds(ours[cell], cell, old, new) != _kinds(theirs[cell], cell, old, new)
         ],
         compared=[one for cell in shared for one in _compared(old, new, cell)],
         bits=list(_bits(before, after, shared)),
         agreements=list(_agreements(old, new, shared)),
+        measured_once={
+            second: list(
+                dict.fromkeys(name for cell in shared for name in sorted(_taken(one, cell) - _taken(other, cell)))
+            )
+            for second, one, other in ((False, old, new), (True, new, old))
+        },
         causes=[],
         more=_uninteresting(before, after),
     )
-    found.causes.extend(_ranked(list(_environment(before, after, shared)), found.changed_cells))
+    told = [cell for cell in shared if cell not in found.untold]
+    found.causes.extend(_ranked(list(_environment(before, after, told)), found.changed_cells))
     return found
+
+
+def _without(report: Report, other: Report, grid: Grid) -> list[str]:
+    """The cells with a result in `report` that the other one names and has none of."""
+    return [cell for cell in report.results if cell in grid.cells and cell not in other.results]
+
+
+def _taken(grid: Grid, cell: str) -> set[str]:
+    """The measures that have a result."""
+    measures = grid.measures.get(cell)
+    return {name for name in NAMES if (taken := getattr(measures, name, None)) and taken.result}
+
+
+def _kinds(one: Verdict, cell: str, before: Grid, after: Grid) -> list[VerdictKind]:
+    """A verdict's kinds, but those of a measure that only one of the reports took: that is no change."""
+    once = _taken(before, cell) ^ _taken(after, cell)
+    return [kind for kind in one.kinds if _MEASURED.get(kind) not in once]
 
 
 def markdown(before: Report, after: Report, names: tuple[str, str]) -> str:
@@ -268,6 +323,9 @@ def _environment(before: Report, after: Report, shared: list[str]) -> Iterator[C
             after=_said(after.rl_kernel_commit),
             touches=kernel,
         )
+    libraries = [(one.bitmatrix.library or {}).get("sha256") if one.bitmatrix else None for one in (before, after)]
+    if before.bitmatrix and after.bitmatrix and libraries[0] != libraries[1]:
+        yield Change(what="kernel library", before=_said(libraries[0]), after=_said(libraries[1]), touches=kernel)
     modes = (before.environment.mode_environment, after.environment.mode_environment)
     for mode in dict.fromkeys([*modes[0], *modes[1]]):
         old_mode, new_mode = (one.get(mode) for one in modes)
@@ -296,7 +354,6 @@ def _common(before: Report, after: Report) -> Iterator[tuple[str, object, object
         yield "inputs", _inputs(one, other), _inputs(other, one)
         yield "isolation", one.isolation, other.isolation
         yield "order of calls (narrowed run)", " ".join(one.narrowed), " ".join(other.narrowed)
-        yield "kernel library", (one.library or {}).get("sha256"), (other.library or {}).get("sha256")
         yield "driver", _driver(one), _driver(other)
 
 
@@ -385,7 +442,7 @@ def _cause(change: Change, changed: set[str]) -> Cause:
     recall = len(explained) / len(changed) if changed else 1.0
     precision = len(explained) / len(change.touches) if change.touches and changed else float(not changed)
     if not changed:
-        fit = "no cell changed"
+        fit = "no cell is known to have changed"
     elif not change.touches:
         fit = "touches no cell that both reports have"
     else:

@@ -28,6 +28,8 @@ _SETTINGS: Any = {
 }
 _EXACT = 0.1
 """Where equal bits stand on a logarithmic scale of distances."""
+_MOST_SHOWN = 10**30
+"""A larger number has no place on an axis; only a report that was made up holds one."""
 _MOST_CELLS = 60
 """Rows that a figure can show; the rest are in report.html."""
 
@@ -93,7 +95,7 @@ def _heat_map(grid: Grid) -> Any:
         axes.text((number + 0.5) * len(labels) - 0.5, -0.7, f"T = {render.line(case)[:20]}", ha="center", va="bottom")
         if number:
             axes.axvline(number * len(labels) - 0.5, color="k", linewidth=1)
-    axes.set_title(f"{_title(grid.report)}, vs {render.line(reference)[:40]}", pad=16)
+    axes.set_title(f"{_title(grid.report)}, vs {render.line(reference)[:40]}", pad=20)
     words = "median distance in ULP of elements that differ" if ulps else "largest absolute difference"
     bar = figure.colorbar(image, ax=axes, label=words, fraction=0.03)
     bar.ax.yaxis.set_major_formatter(_plain)
@@ -111,7 +113,7 @@ def _value(pair: Pair | None, *, ulps: bool) -> float:
     if pair.comparison.equal:
         return 0
     known = pair.detail.ulp_median if ulps and pair.detail else pair.comparison.max_abs
-    return -1 if known is None else float(known)
+    return -1 if known is None else float(min(known, _MOST_SHOWN))
 
 
 def _shown(value: float, *, ulps: bool) -> str:
@@ -148,10 +150,12 @@ def _measures(grid: Grid) -> Any:
         (forward, "forward, median µs"),
         (whole, "forward and backward, median µs"),
     ):
-        axes.set(title=name, xlabel="T (rows)", xscale="log", yscale="log")
+        drawn = any(len(line.get_xdata()) for line in axes.lines)
+        axes.set(title=name, xlabel="T (rows)", xscale="log", yscale="log" if drawn else "linear")
         axes.set_xticks(shown, [str(case) for case in shown])
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+        if drawn:
+            axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(_plain)
         axes.yaxis.set_minor_locator(NullLocator())
         axes.grid(visible=True, linewidth=0.3)
@@ -173,7 +177,12 @@ _MARKERS = "os^vD<>pXP*h"
 
 
 def _line(axes: Any, values: Mapping[str, float], cell: str) -> None:
-    points = sorted((int(case), value) for case, value in values.items() if case.isdecimal() and len(case) < 10)
+    # Zero has no place on a logarithmic axis, nor has what isn't finite.
+    points = sorted(
+        (int(case), value)
+        for case, value in values.items()
+        if case.isdecimal() and len(case) < 10 and 0 < value < _MOST_SHOWN
+    )
     number = len(axes.lines)
     # Shapes and dashes beside colours: a figure is printed in grey, too.
     axes.plot(

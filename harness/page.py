@@ -19,21 +19,8 @@ from markupsafe import Markup
 
 from harness import render, verdict
 from harness.grid import Grid, Pair, label, numeric
-from harness.measure import Error, LatencyCase, Taken
-from harness.report import PairDetail, Report, Verdict
-
-KINDS = {
-    "reference": "reference",
-    "identical": "bit-identical",
-    "other_order": "other order",
-    "reduced_precision": "reduced precision",
-    "not_batch_invariant": "not batch-invariant",
-    "not_repeatable": "not repeatable",
-    "inert": "inert",
-    "differs": "differs",
-    "not_comparable": "not comparable",
-}
-"""What stands on a verdict's badges."""
+from harness.measure import Error
+from harness.report import Report
 
 LEVELS = ("equal", "up to 1", "up to 8", "up to 64", "up to 512", "more")
 """The heat map's colours: median distance in ULP; without distances, how many times the smallest difference shown."""
@@ -72,6 +59,7 @@ def html(report: Report) -> str:
         lstrip_blocks=True,
         finalize=_printable,
     )
+    environment.filters["kind"] = render.kind
     style, script = (
         Markup(environment.loader.get_source(environment, name)[0])  # type: ignore[union-attr] # noqa: S704 - our own
         for name in ("page.css", "page.js")
@@ -90,18 +78,19 @@ def html(report: Report) -> str:
         cases=grid.cases,
         labels=grid.columns.labels,
         maps=maps,
-        kinds=KINDS,
+        meanings=verdict.MEANINGS,
         levels=LEVELS,
         verdicts=verdicts,
-        groups=_groups(verdicts),
+        most_named=render.MOST_NAMED,
+        summary=verdict.summary(grid, verdicts),
+        findings=render.findings(report),
         same=[group for group in render.active(grid, grid.classes.whole) if len(group) > 1],
         agreements=render.agreements(grid),
         twins=grid.twins,
         measures=grid.measures,
         errors=list(_errors(grid)),
-        timings=list(_timings(grid)),
-        reason=_reason,
-        microseconds=render.microseconds,
+        measured=render.measured(grid),
+        untimed=render.untimed(grid),
         mode_environment=report.environment.mode_environment,
     )
     return rendered.lstrip()
@@ -127,24 +116,28 @@ def _embedded(data: object) -> Markup:
     return Markup(text)  # noqa: S704 - made harmless above
 
 
-def _groups(verdicts: dict[str, Verdict]) -> dict[str, list[str]]:
-    """The cells by each kind of their verdict, in the order of `KINDS`: a cell may be of several."""
-    found = {kind: [cell for cell, one in verdicts.items() if kind in one.kinds] for kind in KINDS}
-    return {kind: cells for kind, cells in found.items() if cells}
-
-
 # The heat map --------------------------------------------------------------------------------------------------------
 
 
 def _map(grid: Grid, reference: str, data: list[dict[str, Any]]) -> Map:
     labels, cases = grid.columns.labels, grid.cases
     passive = grid.inert
+    # Where one cell alone differs, the tensor's other cases tell what a small difference is.
+    least: dict[str, float] = {}
+    for (versus, _, name), value in grid.smallest.items():
+        if versus == reference:
+            least[name] = min(value, least.get(name, value))
     rows = []
     for cell in grid.cells:
         found = {(pair.case, pair.label): pair for pair in grid.pairs(cell, reference)}
         if found:
             spots = [
-                _spot(found.get((case, name)), grid.smallest.get((reference, case, name)), data, inert=cell in passive)
+                _spot(
+                    found.get((case, name)),
+                    grid.smallest.get((reference, case, name), least.get(name)),
+                    data,
+                    inert=cell in passive,
+                )
                 for case in cases
                 for name in labels
             ]
@@ -175,20 +168,10 @@ def _spot(pair: Pair | None, smallest: float | None, data: list[dict[str, Any]],
 
 
 def _data(pair: Pair) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "cell": render.line(pair.cell),
-        "vs": render.line(pair.reference),
-        "T": render.line(pair.case),
-        "tensor": render.line(pair.label),
-        "differ": pair.comparison.differ,
-        "numel": pair.comparison.numel,
-        "max_abs": pair.comparison.max_abs,
-    }
-    return found | ({"detail": _detail(pair.detail)} if pair.detail else {})
-
-
-def _detail(detail: PairDetail) -> dict[str, Any]:
-    return detail.model_dump()
+    """What a place's detail shows beside the names, which stand in the table."""
+    comparison = pair.comparison
+    found: dict[str, Any] = {"differ": comparison.differ, "numel": comparison.numel, "max_abs": comparison.max_abs}
+    return found | ({"detail": pair.detail.model_dump()} if pair.detail else {})
 
 
 def _level(value: float) -> int:
@@ -206,11 +189,6 @@ def _short(value: int) -> str:
 # Measures ------------------------------------------------------------------------------------------------------------
 
 
-def _reason(taken: Taken[Any]) -> str:
-    """Why a measure has no result."""
-    return f"{taken.status}: {taken.reason or 'no reason is known'}"
-
-
 def _errors(grid: Grid) -> Iterator[tuple[str, str, dict[str, Error]]]:
     """Cell, case and errors by label."""
     for cell, measures in grid.measures.items():
@@ -218,10 +196,3 @@ def _errors(grid: Grid) -> Iterator[tuple[str, str, dict[str, Error]]]:
             for case in sorted(measures.accuracy.result.cases, key=numeric):
                 tensors = measures.accuracy.result.cases[case]
                 yield cell, case, {label(name): error for name, error in tensors.items()}
-
-
-def _timings(grid: Grid) -> Iterator[tuple[str, dict[str, LatencyCase]]]:
-    """Cell, and timings by case."""
-    for cell, measures in grid.measures.items():
-        if measures.latency and measures.latency.result:
-            yield cell, dict(measures.latency.result.cases)

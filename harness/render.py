@@ -11,11 +11,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from harness import verdict
 from harness.grid import Columns, Grid, label, numeric
-from harness.measure import Accuracy, BatchInvariance, Measures, Repeatability, Taken
+from harness.measure import Accuracy, BatchInvariance, Measures, Precision, Repeatability, Taken
 from harness.report import Case, Comparison, Finding, Report
 
 _MOST = 300
 """Characters of a text that a table shows; the whole is in report.json."""
+
+MOST_NAMED = 20
+"""Cells that a summary names of one kind; the table below it has all."""
 
 _MOST_FINDINGS = 20
 """In host isolation they can be hundreds."""
@@ -36,24 +39,29 @@ def markdown(report: Report) -> str:
         "code": code,
         "short": short,
         "names": names,
+        "few": few,
         "assignments": assignments,
         "where": where,
+        "kind": kind,
     }
     grid = Grid(report)
+    verdicts = verdict.every(report)
     sections = [_section(grid, reference) for reference in grid.references]
     rendered = environment.get_template("report.md.j2").render(
         report=report,
         details=report.bitmatrix,
         columns=grid.columns.labels,
         sections=sections,
-        findings=_findings(report),
+        findings=findings(report),
         most_findings=_MOST_FINDINGS,
         same=[group for group in active(grid, grid.classes.whole) if len(group) > 1],
         agreements=agreements(grid),
         twins=grid.twins,
-        verdicts=verdict.every(report),
+        verdicts=verdicts,
+        summary=verdict.summary(grid, verdicts),
+        meanings=verdict.MEANINGS,
         measured=measured(grid),
-        untimed=_untimed(grid),
+        untimed=untimed(grid),
         cases=grid.cases,
     )
     return rendered.rstrip("\n") + "\n"
@@ -105,6 +113,12 @@ def names(values: Iterable[str]) -> str:
     return ", ".join(code(value) for value in values)
 
 
+def few(values: list[str]) -> str:
+    """The first cells, as code, and how many more there are."""
+    more = len(values) - MOST_NAMED
+    return names(values[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
 def assignments(variables: Mapping[str, str]) -> str:
     """Environment variables, each as code."""
     return " ".join(code(f"{variable}={value}") for variable, value in variables.items())
@@ -113,6 +127,13 @@ def assignments(variables: Mapping[str, str]) -> str:
 def short(digest: object) -> str:
     """The first 12 digits of a digest."""
     return code(str(digest).removeprefix("sha256:")[:12]) if digest else ""
+
+
+def kind(name: str) -> str:
+    """A verdict's kind as its reader meets it."""
+    return {"identical": "bit-identical", "not_batch_invariant": "not batch-invariant"}.get(
+        name, name.replace("_", " ")
+    )
 
 
 def microseconds(value: float) -> str:
@@ -163,7 +184,7 @@ def measured(grid: Grid) -> list[MeasuredRow]:
             cell=cell,
             repeatable=_repeatable(taken),
             invariant=_words(taken.batch_invariance, _invariant),
-            bits=_words(taken.precision, lambda result: "no time" if result.least is None else f"{result.least} of 24"),
+            bits=_words(taken.precision, _bits),
             error=_words(taken.accuracy, _error),
             latency=_latency(taken),
         )
@@ -193,6 +214,11 @@ def _invariant(result: BatchInvariance) -> str:
     return f"{result.differ:,} of {result.compared:,} ({how})"
 
 
+def _bits(result: Precision) -> str:
+    # None at all: the path adds something of its own, whatever mantissa it keeps.
+    return "no time" if result.least is None else f"{result.least} of 24" if result.least else "can't tell"
+
+
 def _error(result: Accuracy) -> str:
     """The median over tensors and cases of the RMS error, as a share of the tensor's own RMS."""
     shares = [error.rms_abs / error.scale for of in result.cases.values() for error in of.values() if error.scale]
@@ -208,7 +234,7 @@ def _latency(taken: Measures) -> dict[str, str]:
     }
 
 
-def _untimed(grid: Grid) -> dict[str, str]:
+def untimed(grid: Grid) -> dict[str, str]:
     """Why a cell has no latency, by cell."""
     return {
         cell: _words(taken.latency, str)
@@ -257,7 +283,7 @@ def absent(report: Report, reference: str, *, compared: bool) -> str | None:
     return "no other cell has a result"
 
 
-def _findings(report: Report) -> list[Finding]:
+def findings(report: Report) -> list[Finding]:
     """The findings, those of a report from before there were severities as warnings."""
     return [
         found if isinstance(found, Finding) else Finding(severity="warning", about="stack", message=found)

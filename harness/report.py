@@ -387,7 +387,9 @@ def _parse(path: Path, content: bytes) -> Any:
     except RecursionError as error:
         raise BadInput(too_deep) from error
     except ValueError as error:
-        raise BadInput(f"{path}: not valid JSON ({error}); was it cut short? Get the file again") from error
+        cut = isinstance(error, json.JSONDecodeError)
+        remedy = "was it cut short? Get the file again" if cut else "this is not a report of this format"
+        raise BadInput(f"{path}: not valid JSON ({error}); {remedy}") from error
     if _deeper(data, _DEEPEST):
         raise BadInput(too_deep)
     return data

@@ -7,7 +7,7 @@ that it goes by the differences alone. A pure function; nothing else is looked a
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from harness.grid import Grid, Pair, label
@@ -25,17 +25,34 @@ _FAR_ULP = 512
 _FAR_RATIO = 64.0
 """How many times the smallest difference that any cell shows of a tensor is more than another order of sums gives."""
 
-_ORDER: tuple[VerdictKind, ...] = (
-    "reference",
-    "not_comparable",
-    "not_repeatable",
-    "inert",
-    "reduced_precision",
-    "not_batch_invariant",
-    "identical",
-    "other_order",
-    "differs",
-)
+MEANINGS: dict[VerdictKind, str] = {
+    "reference": "the others are held against it",
+    "not_repeatable": "the same call gave other bits: nothing else said of it can be relied on",
+    "inert": "its mode changed nothing: what it equals says nothing of that mode",
+    "reduced_precision": "keeps fewer bits than FP32 has: less accurate, whatever its flags say",
+    "not_batch_invariant": "a row's bits depend on what shares its call: other batches, other bits",
+    "identical": "the reference's bits: one can stand for the other",
+    "other_order": "as precise as the reference, its sums in another order: near it, not bit for bit",
+    "differs": "not the reference's bits, and nothing here tells how precise it is",
+    "not_comparable": "no result here, or nothing to hold it against",
+}
+"""What each kind means to who has to decide; the order is a verdict's, what matters most first."""
+
+_ORDER = tuple(MEANINGS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """The answer in short: which cells return the bits of the first reference with a result, and which don't.
+
+    An inert cell is in neither: that it equals another says nothing. `groups` are all cells by kind of their verdict.
+    """
+
+    reference: str | None
+    equal: list[str]
+    unlike: list[str]
+    lost: list[str]
+    groups: dict[VerdictKind, list[str]]
 
 
 @dataclass
@@ -56,13 +73,34 @@ def every(report: Report) -> dict[str, Verdict]:
     return {cell: _one(grid, cell) for cell in grid.cells}
 
 
+def summary(grid: Grid, verdicts: Mapping[str, Verdict]) -> Summary:
+    """What a report's verdicts come to."""
+    reference = _first(grid)
+    held = [
+        cell for cell, one in verdicts.items() if reference and one.reference == reference and "inert" not in one.kinds
+    ]
+    groups = {kind: [cell for cell, one in verdicts.items() if kind in one.kinds] for kind in _ORDER}
+    return Summary(
+        reference=reference,
+        equal=[cell for cell in held if "identical" in verdicts[cell].kinds],
+        unlike=[cell for cell in held if not {"identical", "not_comparable"} & {*verdicts[cell].kinds}],
+        lost=[cell for cell in verdicts if cell not in grid.report.results],
+        groups={kind: cells for kind, cells in groups.items() if cells},
+    )
+
+
+def _first(grid: Grid) -> str | None:
+    """The first reference that has a result."""
+    return next((name for name in grid.references if name in grid.report.results), None)
+
+
 def _one(grid: Grid, cell: str) -> Verdict:
     report = grid.report
     declared = report.bitmatrix.cells.get(cell) if report.bitmatrix else None
     if cell not in report.results:
         reason = f"{declared.status.replace('_', ' ')}: {declared.reason or 'no reason is known'}" if declared else ""
         return Verdict(kinds=["not_comparable"], reference=None, sentence=f"No result: {reason}", evidence=[])
-    main = next((name for name in grid.references if name in report.results), None)
+    main = _first(grid)
     versus = report.results[cell].versus
     reference = None if cell == main else next((name for name in grid.references if name in versus), None)
     found = _Findings()
@@ -109,7 +147,11 @@ def _precise(found: _Findings, measures: Measures) -> None:
     if taken is None or taken.result is None or least is None:
         return
     paths = sorted({path for of in taken.result.bits.values() for path, bits in of.items() if bits == least})
-    if least < FULL_BITS:
+    if not least:
+        found.evidence.append(
+            f"The probe can't tell: not even 2 comes back exactly ({', '.join(paths)}); no short mantissa does that."
+        )
+    elif least < FULL_BITS:
         family = f" ({_FAMILIES[least]})" if least in _FAMILIES else ""
         found.add(
             "reduced_precision",
@@ -160,6 +202,7 @@ def _compared(found: _Findings, grid: Grid, cell: str, reference: str) -> None:
         found.evidence.append(f"It {share}.")
         return
     measured = any(line.startswith("Full precision") for line in found.evidence)
+    untold = "" if any(line.startswith("The probe can't") for line in found.evidence) else " No probe was run."
     far = ratio is not None and ratio >= _FAR_RATIO if median is None else median >= _FAR_ULP
     if measured:
         found.add("other_order", f"same precision, other order: {share}")
@@ -172,13 +215,13 @@ def _compared(found: _Findings, grid: Grid, cell: str, reference: str) -> None:
         found.add(
             "reduced_precision",
             f"likely reduced precision (TF32-like): {share}",
-            f"By its differences alone: {why}; another order of sums moves results by far less. No probe was run.",
+            f"By its differences alone: {why}; another order of sums moves results by far less.{untold}",
         )
     elif median is not None or ratio is not None:
         found.add(
             "other_order",
             f"likely the same precision, other order: {share}",
-            "By its differences alone: they are as small as another order of sums makes them. No probe was run.",
+            f"By its differences alone: they are as small as another order of sums makes them.{untold}",
         )
     else:
         found.add("differs", f"{share}; nothing here tells whether its precision is the same")

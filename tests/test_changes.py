@@ -43,8 +43,16 @@ def test_the_published_b200_against_the_h200_names_the_gpu_first_and_what_parted
     pair = next(one for one in found.agreements if one.cells == ("diffusers[plain]", "diffusers[vllm]"))
     assert "out (T = 4)" in pair.gained
     assert "out (T = 1)" in pair.lost
-    assert {turned.cell for turned in found.verdicts} >= {"rl_kernel", "diffusers[megatron_triton]"}
-    assert "diffusers[sglang]" not in {turned.cell for turned in found.verdicts}, "TF32 on both"
+    assert found.verdicts == [], "sglang is TF32 on both"
+    lost = {one.cell: one.why for one in found.ended if not one.gained}
+    assert lost.keys() == {
+        "rl_kernel",
+        *(f"diffusers[megatron_{mode}]" for mode in ("te_native", "triton", "triton_ieee")),
+    }
+    assert "rl_engine is not installed" in lost["rl_kernel"]
+    assert found.changed_cells == {f"diffusers[{mode}]" for mode in ("vllm", "sglang", "sglang_ieee")}, "no lost one"
+    assert found.causes[0].fit == "can touch 3 of the 3 cells that changed, and 0 that didn't"
+    assert "Look first at: device, from NVIDIA B200," in changes.markdown(before, after, ("a", "b"))
 
 
 def test_a_framework_whose_modes_alone_changed_comes_before_what_touches_every_cell() -> None:
@@ -81,7 +89,7 @@ def test_bits_that_changed_without_a_recorded_cause_say_so() -> None:
     assert found.changed_cells == {"golden"}
     assert next(one for one in found.bits if one.cell == "golden").same == 23
     text = changes.markdown(before, after, ("a", "b"))
-    assert "Nothing that both reports have on record changed. Look at what isn't" in text
+    assert "Nothing that both reports have on record changed that these cells use. Look at what isn't" in text
 
 
 def test_other_inputs_come_before_everything() -> None:
@@ -93,6 +101,49 @@ def test_other_inputs_come_before_everything() -> None:
     for cases in after.bitmatrix.digests.values():
         cases["64"]["out"] = "0" * 64
     assert causes(before, after)[:2] == ["inputs", "torch"]
+
+
+def test_what_only_one_report_measured_is_no_change_of_a_verdict() -> None:
+    found = changes.between(published(), report.load(CPU))
+    assert (found.verdicts, found.changed_cells, found.untold) == ([], set(), ["diffusers[plain]"])
+    assert found.measured_once == {
+        False: [],
+        True: ["accuracy", "batch_invariance", "latency", "precision", "repeatability"],
+    }
+    assert "**No cell can be compared bit for bit.**" in changes.markdown(published(), report.load(CPU), ("a", "b"))
+    before, after = report.load(CPU), report.load(CPU)
+    assert after.bitmatrix is not None
+    assert after.bitmatrix.measures is not None
+    taken = after.bitmatrix.measures["diffusers[plain]"].batch_invariance
+    assert taken is not None
+    assert taken.result is not None
+    taken.result.checks.clear()
+    assert [turned.cell for turned in changes.between(before, after).verdicts] == ["diffusers[plain]"]
+
+
+def test_the_kernels_library_touches_the_cells_of_kernels_alone() -> None:
+    before, after = report.load(CPU), report.load(CPU)
+    assert after.bitmatrix is not None
+    assert after.bitmatrix.library is not None
+    after.bitmatrix.library["sha256"] = "0" * 64
+    after.bitmatrix.digests["det_linear"]["64"]["out"] = "0" * 64
+    (cause,) = changes.between(before, after).causes
+    assert cause.change.what == "kernel library"
+    assert cause.change.touches == {"det_linear", "golden"}
+
+
+@pytest.mark.parametrize(
+    ("package", "computes"),
+    [("numpy", True), ("sgl-kernel", True), ("nvidia-cublas-cu12", True), ("scipy-openblas64", True),
+     ("torchvision", False), ("numpyro", False), ("cuda-bindings", False), ("colorama", False)],
+)  # fmt: skip
+def test_a_package_that_only_sounds_like_a_library_is_no_cause(package: str, computes: bool) -> None:
+    before, after = report.load(CPU), report.load(CPU)
+    assert after.bitmatrix is not None
+    after.bitmatrix.stacks["torch"].distributions[package] = "9.9.9"
+    found = changes.between(before, after)
+    assert [cause.change.what for cause in found.causes] == ([f"{package} in stack torch"] if computes else [])
+    assert found.more == (not computes)
 
 
 def test_a_package_of_a_stack_touches_the_stacks_cells() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -40,6 +41,21 @@ def test_whatever_a_name_holds_a_figure_is_drawn(tmp_path: Path, name: str) -> N
     for path in figure.draw(small(name=name, reason=name, value=name), tmp_path):
         if path.suffix == ".svg":
             assert tags(path) == tags(tmp_path / "plain" / path.name)
+
+
+@pytest.mark.parametrize(
+    ("figure_of", "value"),
+    [("ulp_median", 10**400), ("max_abs", 1.7e308), ("rms_abs", 0.0), ("rms_abs", 1.7e308), ("scale", 5e-324),
+     ("scale", 0.0), ("median_us", 0.0), ("median_us", 1.7e308)],
+    ids=lambda value: str(value)[:10],
+)  # fmt: skip
+def test_whatever_a_number_is_a_figure_is_drawn(tmp_path: Path, figure_of: str, value: float) -> None:
+    text, count = re.subn(rf'("{figure_of}": )[0-9][0-9.e+-]*', rf"\g<1>{value!r}", report.dumps(small()))
+    assert count
+    (tmp_path / "made_up.json").write_text(text)
+    assert cli.main(["figure", str(tmp_path / "made_up.json"), str(tmp_path)]) == 0
+    assert cli.main(["page", str(tmp_path / "made_up.json"), str(tmp_path / "made_up.html")]) == 0
+    assert cli.main(["compare", str(PUBLISHED), str(tmp_path / "made_up.json")]) == 0
 
 
 def tags(path: Path) -> set[str]:

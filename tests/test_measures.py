@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from cell import jobs
 
-from harness.cell.measures import accuracy
+from harness import cli, report
+from harness.cell.measures import accuracy, invariance
 from harness.cell.op import load_module
 from harness.workspace import REPOSITORY
 
@@ -134,8 +137,19 @@ def load(context):
 
 def test_the_strict_check_runs_the_published_batches(tmp_path: Path) -> None:
     found = result(measured(tmp_path, ROWWISE, {"batch_invariance": {"quick": False}}), "batch_invariance")
-    assert found["checks"]["alone"]["out"] == {"compared": 64 + 257 + 2048, "differ": 0}
+    full = 64 + 257 + 2048
+    assert found["checks"]["alone"]["out"] == {"compared": full, "differ": 0}
+    assert found["checks"]["reversed"]["grads.x"] == {"compared": full, "differ": 0}
+    assert found["checks"]["sub_batches"]["out"] == {"compared": 2 * full, "differ": 0}, "in halves, and unevenly"
+    # Of five distinct rows three are probes: in front, in the middle and at the back, each in each place.
+    assert found["checks"]["probes"]["out"]["compared"] == 3 * (1 + 2 + 31 * 3)
     assert found["complete"]
+
+
+def test_probes_take_every_awkward_size() -> None:
+    around = [power + step for power in (16, 32, 64, 128, 256, 512, 1024, 2048) for step in (-1, 0, 1)]
+    assert invariance._sizes(max(invariance.STRICT)) == [1, 2, 3, 4, 5, 6, 7, 8, 9, *around]
+    assert invariance._sizes(max(invariance.QUICK)) == [1, 2, 3, 4, 5, 6, 7, 8, 9, *around[:9]]
 
 
 def test_what_time_leaves_of_a_measure_says_that_it_is_not_whole(tmp_path: Path) -> None:
@@ -274,3 +288,76 @@ def load(context):
     assert "no exact.py" in taken["accuracy"]["reason"]
     assert taken["batch_invariance"]["status"] == "failed"
     assert "no more | <b>" in taken["batch_invariance"]["reason"]
+
+
+# A whole run over candidates of which the fault is known --------------------------------------------------------------
+
+FAULTY = """
+from pathlib import Path
+import numpy as np
+from harness.cell.op import load_module
+
+exact = load_module(Path(__file__).parents[1] / "exact.py", "bitmatrix_exact_of_" + Path(__file__).stem).exact
+
+def load(context):
+    def whole(inputs):
+        results = {name: np.ascontiguousarray(value, "f4") for name, value in exact(given(inputs)).items()}
+        return left(results, len(inputs["x"]))
+    return whole
+
+def given(inputs):
+    return inputs
+
+def left(results, rows):
+    return results
+"""
+CUT = """
+def given(inputs):
+    return {name: (np.array(value).view("u4") & np.uint32(0xffffe000)).view("f4") for name, value in inputs.items()}
+"""
+TOGETHER = """
+def left(results, rows):
+    return {**results, "out": np.nextafter(results["out"], np.float32(9)) if rows > 1 else results["out"]}
+"""
+
+
+@pytest.mark.docker
+def test_every_fault_that_is_known_is_the_verdict_of_its_cell(tmp_path: Path) -> None:
+    for name in ("kernels", "images"):
+        shutil.copytree(REPOSITORY / name, tmp_path / name)
+    candidates = tmp_path / "kernels" / "timestep_mlp" / "candidates"
+    faults = {"sound": "", "cut": CUT, "together": TOGETHER}
+    for name, fault in faults.items():
+        (candidates / f"{name}.py").write_text(FAULTY + fault)
+    matrix = yaml.safe_load((REPOSITORY / "matrix.yaml").read_text())
+    cpu = matrix["devices"]["cpu"]
+    matrix["devices"], matrix["cases"] = {"cpu": cpu}, [1, 4]
+    matrix["report"] = {"kind": "test", "rfc": "none", "libraries": {}}
+    for name in ("latency", "repeatability"):
+        del cpu["measures"][name]
+    # A function that changes nothing: what vllm's was on SM86.
+    asleep = {"stack": "torch", "activation": {"function": "torch.utils.data:get_worker_info"}}
+    cpu["modes"] = {"plain": {"stack": "torch"}, "asleep": asleep}
+    diffusers = {"modes": ["plain", "asleep"], "source": "diffusers"}
+    cpu["candidates"] = {"diffusers": diffusers, **{name: {"stack": "golden", "source": name} for name in faults}}
+    cpu["references"] = ["diffusers[plain]"]
+    (tmp_path / "matrix.yaml").write_text(yaml.safe_dump(matrix))
+    options = ["--root", str(tmp_path), "--out", str(tmp_path / "out"), "--device", "cpu", "--isolation", "docker"]
+    assert cli.main(["matrix", *options]) == 0
+    made = report.load(tmp_path / "out" / "latest" / "report.json")
+    assert made.bitmatrix is not None
+    assert made.bitmatrix.verdicts is not None
+    kinds = {name: one.kinds for name, one in made.bitmatrix.verdicts.items()}
+    assert kinds["diffusers[asleep]"][0] == "inert"
+    assert "identical" in kinds["diffusers[asleep]"]
+    assert kinds["sound"] == ["other_order"]
+    assert kinds["cut"] == ["reduced_precision"]
+    assert "(TF32-like): it keeps 11 of 24" in made.bitmatrix.verdicts["cut"].sentence
+    # A unit in the last place added to every number is no short mantissa.
+    assert "The probe can't tell: " in made.bitmatrix.verdicts["together"].evidence[0]
+    assert kinds["together"] == ["not_batch_invariant", "other_order"]
+    assert [found for found in made.bitmatrix.findings if getattr(found, "severity", "") == "error"] == []
+    text = (tmp_path / "out" / "latest" / "report.md").read_text()
+    # The inert cell isn't counted.
+    assert "**0 of 3 return the bits of `diffusers[plain]` in every tensor and case.**" in text
+    assert "| inert | `diffusers[asleep]` |" in text

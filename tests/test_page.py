@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import assume, given, settings
 from test_render import hostile, small
 
-from harness import cli, page, report
+from harness import cli, page, render, report, verdict
 from harness.report import Report
 from harness.workspace import REPOSITORY
 
@@ -78,6 +79,17 @@ def test_a_page_needs_nothing_but_itself() -> None:
     assert "default-src &#39;none&#39;; style-src &#39;sha256-" in text
 
 
+def test_the_committed_pages_are_what_their_reports_give_and_small() -> None:
+    h200 = REPOSITORY / "baselines" / "h200_timestep_mlp.json"
+    for source, shown in ((CPU, CPU), (h200, CPU.parent / h200.name)):
+        loaded = report.load(source)
+        again = f"write it again: python -m harness page {source} {shown.with_suffix('.html')}; show for .md"
+        assert shown.with_suffix(".html").read_text() == page.html(loaded), again
+        assert shown.with_suffix(".md").read_text() == render.markdown(loaded), again
+    assert all(path.stat().st_size < 600_000 for path in CPU.parent.iterdir())
+    assert all(path.stat().st_size < 200_000 for path in CPU.parent.glob("*.png"))
+
+
 def test_every_report_there_is_makes_a_page() -> None:
     for path in [*(REPOSITORY / "baselines").glob("*.json"), *(REPOSITORY / "docs" / "example").glob("*.json")]:
         found = report.load(path)
@@ -89,9 +101,42 @@ def test_every_report_there_is_makes_a_page() -> None:
 
 def test_a_report_of_five_hundred_cells_is_a_page_soon(tmp_path: Path) -> None:
     text = page.html(many(500))
-    assert len(text) < 40 << 20
+    assert len(text) < 24 << 20
     (tmp_path / "many.html").write_text(text)
     assert text.count("<tr") > 1000
+    top = text.split('<h2 id="verdicts">')[0].split("<h1>")[1]
+    assert re.search(r" and 4[0-9]{2} more", top)
+    assert len(top) < 10_000, "the first screen stays an answer"
+
+
+def test_the_first_screen_says_who_agrees_and_what_each_verdict_means() -> None:
+    def first(path: Path) -> str:
+        top = page.html(report.load(path)).split('<h2 id="verdicts">')[0]
+        return re.sub(r"<[^>]+>", "", re.sub(r"<style>.*</style>", "", top, flags=re.DOTALL))
+
+    cpu, published = first(CPU), first(PUBLISHED)
+    assert "2 of 6 cells return the bits of diffusers[plain] in every tensor and case" in cpu
+    assert "diffusers[mkl_sse42], diffusers[one_thread] are diffusers[plain], bit for bit: every tensor" in cpu
+    assert "0 of 7 cells return the bits of diffusers[plain]" in published
+    assert "diffusers[sglang] is most likely diffusers[megatron_triton], bit for bit" in published
+    for kind in {kind for one in verdict.every(report.load(CPU)).values() for kind in one.kinds}:
+        assert verdict.MEANINGS[kind] in html.unescape(cpu)
+
+
+def test_a_difference_of_one_cell_alone_is_coloured_by_the_tensors_other_cases() -> None:
+    text = page.html(report.load(REPOSITORY / "baselines" / "h200_timestep_mlp.json"))
+    row = text.split('data-vs="diffusers[plain]"')[1].split("<code>diffusers[sglang]</code>")[1].split("</tr>")[0]
+    # In TF32 at T = 2048, where the other cells return plain's bits.
+    assert re.search(r'<td class="l5"><button[^>]*aria-label="out, T = 2048: 5,504,998 ', row)
+
+
+def test_findings_are_a_table_of_severities_whatever_format_they_are_of() -> None:
+    made = small()
+    assert made.bitmatrix is not None
+    made.bitmatrix.findings = [*made.bitmatrix.findings, "an old one"]
+    text = page.html(made)
+    assert '<tr><td>error</td><th scope="row"><code>numpy</code></th><td class="words">it is so</td></tr>' in text
+    assert '<tr><td>warning</td><th scope="row"><code>stack</code></th><td class="words">an old one</td></tr>' in text
 
 
 def many(count: int) -> Report:
@@ -148,14 +193,18 @@ def test_a_pairs_detail_is_one_click_or_key_away(opened: browser.Page, tmp_path:
     assert opened.run("document.activeElement.getAttribute('aria-label')") == first
     opened.press("Enter", 13, "\r")
     shown = opened.run("document.querySelector('dialog[open]').innerText")
-    pair = opened.run("pairs[0]")
-    assert f"{pair['differ']:,} of {pair['numel']:,}" in shown
-    detail = loaded.bitmatrix.pairs[pair["cell"]][pair["vs"]][pair["T"]]["out"]  # type: ignore[union-attr,index]
+    assert shown.startswith("diffusers[mkl_cbwr] vs diffusers[plain]: out at T = 1\n")
+    pair = loaded.results["diffusers[mkl_cbwr]"].versus["diffusers[plain]"]["1"].out[0]
+    assert f"{pair.differ:,} of {pair.numel:,}" in shown
+    detail = loaded.bitmatrix.pairs["diffusers[mkl_cbwr]"]["diffusers[plain]"]["1"]["out"]  # type: ignore[union-attr,index]
     assert f"median {detail.ulp_median:,}" in shown
     assert f"0x{detail.bits[0]} (as a floating-point number" in shown
     assert f"{detail.rows_differ:,} of {detail.rows:,}" in shown
     opened.press("Escape", 27)
     assert opened.run("document.querySelector('dialog').open") is False
+    opened.run("document.querySelectorAll('.map')[1].querySelector('tr:last-child td:last-child button').click()")
+    last = opened.run("document.querySelector('dialog[open] h2').textContent")
+    assert last == "golden vs det_linear: d b2 at T = 2048"
     assert opened.problems == []
 
 
@@ -178,6 +227,8 @@ def test_a_phone_scrolls_tables_and_never_the_page(opened: browser.Page, tmp_pat
     opened.call("Emulation.setDeviceMetricsOverride", **opened_at)
     assert opened.run("document.documentElement.scrollWidth") <= 390
     assert opened.run("getComputedStyle(document.querySelector('.verdicts thead')).display") == "none"
+    tallest = opened.run("Math.max(...[...document.querySelectorAll('.map tbody tr')].map(row => row.offsetHeight))")
+    assert tallest < 70, "a cell's name is squeezed into a tower of letters"
 
 
 CONTRAST = """
@@ -215,8 +266,12 @@ def test_a_print_is_light_whole_and_without_what_only_a_screen_can_do(opened: br
     assert opened.run("getComputedStyle(document.documentElement).backgroundColor") == "rgb(255, 255, 255)"
     assert opened.run("getComputedStyle(document.querySelector('nav')).display") == "none"
     assert opened.run("getComputedStyle(document.querySelector('.wide')).overflowX") == "visible"
+    opened.run("var printed; addEventListener('beforeprint', () => { printed = document.body.innerText; })")
     pdf = opened.call("Page.printToPDF", landscape=True, printBackground=True)["data"]
     assert len(pdf) > 10_000
+    led = "Full precision: every probed path keeps 24 significant bits"
+    assert led in opened.run("printed"), "what led to a verdict is on paper"
+    assert led not in opened.run("document.body.innerText")
 
 
 @pytest.mark.browser
@@ -234,6 +289,10 @@ def test_the_page_command_writes_the_file_and_refuses_what_is_no_report(
     to = tmp_path / "b200.html"
     assert cli.main(["page", str(PUBLISHED), str(to)]) == 0
     assert to.read_text().startswith("<!DOCTYPE html>")
+    half = PUBLISHED.read_text().replace('"op": "timestep_mlp"', '"op": "half a character: \\ud800"')
+    (tmp_path / "half.json").write_text(half)
+    assert cli.main(["page", str(tmp_path / "half.json"), str(to)]) == 0
+    assert "half a character: " in to.read_text()
     (tmp_path / "cut.json").write_text(PUBLISHED.read_text()[:5000])
     assert cli.main(["page", str(tmp_path / "cut.json"), str(tmp_path / "cut.html")]) == 2
     assert "cut short" in capsys.readouterr().err

@@ -63,7 +63,7 @@ def edited(tmp_path: Path, old: str, new: str) -> Path:
         ('"differ": 10099', '"differ": 1.5', "valid integer"),
         ('"differ": 10099', '"differ": "10099"', "valid integer"),
         ('"equal": true', '"equal": 1', "valid boolean"),
-        ('"max_abs": 1.2069940567016602e-06', '"max_abs": NaN', "NaN is no finite number"),
+        ('"max_abs": 1.2069940567016602e-06', '"max_abs": NaN', "NaN is no finite number); this is not a report"),
         ('"max_abs": 1.2069940567016602e-06', '"max_abs": 1e999', "1e999 is no finite number"),
         ('"max_abs": 1.2069940567016602e-06', '"max_abs": Infinity', "Infinity is no finite number"),
         ('"max_abs": 1.2069940567016602e-06', '"max_abs": -1.0', "greater than or equal to 0"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from test_render import small, taken
@@ -77,6 +77,13 @@ def test_what_the_probe_counts_is_the_verdict(bits: int, words: str) -> None:
     assert found.kinds == ["reduced_precision"]
     assert words in found.sentence
     assert any("input gradient" in line for line in found.evidence)
+
+
+def test_a_path_that_returns_no_number_exactly_is_not_called_short() -> None:
+    found = other(measured(precision={"bits": {"4": {"forward operand": 0}}}))
+    assert found.kinds == ["other_order"]
+    assert found.sentence.startswith("Likely the same precision")
+    assert not any("No probe was run" in line for line in found.evidence)
 
 
 def test_the_fewest_bits_of_any_case_count() -> None:
@@ -165,6 +172,23 @@ def test_every_verdict_of_every_report_has_a_kind_and_a_sentence() -> None:
         found = verdict.every(loaded)
         assert list(found) == Grid(loaded).cells
         assert all(one.kinds and one.sentence for one in found.values())
+
+
+def test_every_kind_has_a_meaning_for_its_reader() -> None:
+    assert set(verdict.MEANINGS) == set(get_args(report.VerdictKind))
+
+
+def test_the_summary_counts_each_cell_once_and_an_inert_one_never() -> None:
+    for path in [*(REPOSITORY / "baselines").glob("*.json"), *(REPOSITORY / "docs" / "example").glob("*.json")]:
+        grid = Grid(report.load(path))
+        found = verdict.summary(grid, verdict.every(grid.report))
+        assert found.reference
+        assert sorted([found.reference, *found.equal, *found.unlike, *found.lost]) == sorted(grid.cells)
+    made = measured()
+    assert made.bitmatrix is not None
+    made.bitmatrix.cells["other"].inert = True
+    found = verdict.summary(Grid(made), verdict.every(made))
+    assert "other" not in [*found.equal, *found.unlike]
 
 
 def test_a_report_keeps_the_verdicts_it_was_made_with(tmp_path: Any) -> None:

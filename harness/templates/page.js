@@ -40,8 +40,12 @@ function histogram(counts) {
   return table;
 }
 
-function show(pair) {
-  dialog.querySelector("h2").textContent = pair.cell + " vs " + pair.vs + ": " + pair.tensor + " at T = " + pair.T;
+function show(spot) {
+  const pair = pairs[spot.dataset.pair], table = spot.closest("table"), line = spot.closest("tr");
+  const [cases, labels] = [...table.tHead.rows].map(head => [...head.querySelectorAll(":scope > th:not([rowspan])")]);
+  const place = spot.closest("td").cellIndex - 1, each = labels.length / cases.length;
+  dialog.querySelector("h2").textContent = line.cells[0].textContent + " vs " + table.dataset.vs + ": " +
+    labels[place].textContent + " at " + cases[Math.floor(place / each)].textContent;
   list.replaceChildren();
   const share = pair.numel ? " (" + (100 * pair.differ / pair.numel).toPrecision(3) + " %)" : "";
   row("elements that differ", count(pair.differ) + " of " + count(pair.numel) + share);
@@ -66,7 +70,12 @@ for (const table of document.querySelectorAll(".map")) {
   all.forEach((spot, index) => { spot.tabIndex = index === 0 ? 0 : -1; });
   table.addEventListener("click", event => {
     const spot = event.target.closest("button");
-    if (spot) show(pairs[spot.dataset.pair]);
+    if (spot) show(spot);
+  });
+  // Only when asked for: in the page itself a second copy of each name would make it half as large again.
+  table.addEventListener("mouseover", event => {
+    const spot = event.target.closest("button");
+    if (spot) spot.title = spot.getAttribute("aria-label");
   });
   table.addEventListener("keydown", event => {
     const y = rows.findIndex(line => line.includes(document.activeElement));
@@ -81,3 +90,12 @@ for (const table of document.querySelectorAll(".map")) {
     next.focus();
   });
 }
+
+// On paper nothing opens: what led to a verdict is printed with it.
+const evidence = [...document.querySelectorAll(".verdicts details")];
+let closed = [];
+addEventListener("beforeprint", () => {
+  closed = evidence.filter(one => !one.open);
+  closed.forEach(one => { one.open = true; });
+});
+addEventListener("afterprint", () => closed.forEach(one => { one.open = false; }));
