@@ -39,13 +39,13 @@ _FRAMEWORK = 0.6
 """Of any other library: a framework, whose modes change between its releases."""
 
 _NUMERIC = re.compile(
-    r"(torch|triton|numpy|mkl|vllm|sglang|diffusers)$|scipy-openblas|sgl-|sglang-|flashinfer|liger|megatron|"
+    r"(torch|triton|numpy|scipy|mkl|vllm|sglang|diffusers)$|scipy-openblas|sgl-|sglang-|flashinfer|liger|megatron|"
     r"transformer-engine|rl-|quack|cuda-tile|nvidia-(cublas|cudnn|cuda-runtime|cuda-nvrtc|nvrtc|cutlass)"
 )
 """Packages whose own code computes, matched at the start of the name: not torchvision, not cuda-bindings."""
 _MEASURED: dict[VerdictKind, str] = {"not_batch_invariant": "batch_invariance", "not_repeatable": "repeatability"}
 """Kinds of a verdict that only a measure can give."""
-_EVERYWHERE = ("torch", "triton", "numpy", "diffusers")
+_EVERYWHERE = ("torch", "triton", "numpy", "scipy", "diffusers")
 """Libraries that a cell of any mode may compute with; another is its framework's alone."""
 
 

@@ -134,7 +134,7 @@ def test_the_kernels_library_touches_the_cells_of_kernels_alone() -> None:
 
 @pytest.mark.parametrize(
     ("package", "computes"),
-    [("numpy", True), ("sgl-kernel", True), ("nvidia-cublas-cu12", True), ("scipy-openblas64", True),
+    [("numpy", True), ("scipy", True), ("sgl-kernel", True), ("nvidia-cublas-cu12", True), ("scipy-openblas64", True),
      ("torchvision", False), ("numpyro", False), ("cuda-bindings", False), ("colorama", False)],
 )  # fmt: skip
 def test_a_package_that_only_sounds_like_a_library_is_no_cause(package: str, computes: bool) -> None:
