@@ -7,6 +7,7 @@ Beside it stands the floor: what the call's bytes, or its operations, take at le
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +15,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from harness import gpu, inputs, library
 from harness.cell.op import Context, Op, Steps, load_module, load_op
@@ -52,14 +55,16 @@ class Machine:
         """Microseconds that a call's bytes or operations take: tensors once, weights thrice with the backward."""
         weights = [tensor for tensor in op.inputs if not tensor.has_rows]
         rows = (op.inputs[0], *op.outputs)
-        products = sum(_size(tensor.at(case)) for tensor in weights if len(tensor.shape) == 2)
+        products = sum(math.prod(tensor.at(case)) for tensor in weights if len(tensor.shape) == 2)
         passes = 1 if kind == "forward" else 3
-        moved = 4 * (passes * sum(_size(tensor.at(case)) for tensor in weights) + sum(_size(t.at(case)) for t in rows))
+        moved = 4 * (
+            passes * sum(math.prod(tensor.at(case)) for tensor in weights) + sum(math.prod(t.at(case)) for t in rows)
+        )
         return max(moved / self.copied, passes * 2 * case * products / self.operations)
 
     def weights(self, op: Op) -> float:
         """Microseconds to read the weights once, at the rate of a copy."""
-        return 4 * sum(_size(tensor.at(1)) for tensor in op.inputs if not tensor.has_rows) / self.copied
+        return 4 * sum(math.prod(tensor.at(1)) for tensor in op.inputs if not tensor.has_rows) / self.copied
 
 
 def measure(folder: Path, *, repeats: int) -> bool:
@@ -71,14 +76,16 @@ def measure(folder: Path, *, repeats: int) -> bool:
         print(f"kernel: needs an NVIDIA GPU and torch: {error}")
         return False
     torch.backends.cuda.matmul.allow_tf32 = False
-    op, made = load_op(OP_FOLDER), inputs.make(folder, load_op(OP_FOLDER), CASES)
+    op = load_op(OP_FOLDER)
+    made = inputs.make(folder, op, CASES)
+    arrays = {tensor.name: np.load(made / f"{tensor.name}.npy") for tensor in op.inputs}
     clock = float(gpu.state(one).sm_max_mhz or 0)
     machine = Machine(name=one.name, copied=_copied(), operations=(one.multiprocessors or 0) * _LANES * 2 * clock)
     candidates = _candidates(folder)
     times: Times = {kind: {name: {} for name in candidates} for kind in KINDS}
     graphed: dict[int, float] = {}
     for case in CASES:
-        given = _inputs(made, op, case)
+        given = {one.name: arrays[one.name][:case] if one.has_rows else arrays[one.name] for one in op.inputs}
         placed = {name: steps.place(given) for name, steps in candidates.items()}
         for kind in KINDS:
             calls = {name: partial(getattr(steps, kind), placed[name]) for name, steps in candidates.items()}
@@ -108,20 +115,6 @@ def _candidates(folder: Path) -> dict[str, Steps]:
             continue
         found[name] = module.load(Context(device="cuda", threads=1, library=built))
     return found
-
-
-def _inputs(folder: Path, op: Op, case: int) -> Mapping[str, Any]:
-    import numpy as np
-
-    arrays = {tensor.name: np.load(folder / f"{tensor.name}.npy") for tensor in op.inputs}
-    return {tensor.name: arrays[tensor.name][:case] if tensor.has_rows else arrays[tensor.name] for tensor in op.inputs}
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    product = 1
-    for side in shape:
-        product *= side
-    return product
 
 
 # Times ---------------------------------------------------------------------------------------------------------------

@@ -43,8 +43,6 @@ _NUMERIC = re.compile(
     r"transformer-engine|rl-|quack|cuda-tile|nvidia-(cublas|cudnn|cuda-runtime|cuda-nvrtc|nvrtc|cutlass)"
 )
 """Packages whose own code computes, matched at the start of the name: not torchvision, not cuda-bindings."""
-_MEASURED: dict[VerdictKind, str] = {"not_batch_invariant": "batch_invariance", "not_repeatable": "repeatability"}
-"""Kinds of a verdict that only a measure can give."""
 _EVERYWHERE = ("torch", "triton", "numpy", "scipy", "diffusers")
 """Libraries that a cell of any mode may compute with; another is its framework's alone."""
 
@@ -207,7 +205,7 @@ def _taken(grid: Grid, cell: str) -> set[str]:
 def _kinds(one: Verdict, cell: str, before: Grid, after: Grid) -> list[VerdictKind]:
     """A verdict's kinds, but those of a measure that only one of the reports took: that is no change."""
     once = _taken(before, cell) ^ _taken(after, cell)
-    return [kind for kind in one.kinds if _MEASURED.get(kind) not in once]
+    return [kind for kind in one.kinds if verdict.BY_MEASURE.get(kind) not in once]
 
 
 def markdown(before: Report, after: Report, names: tuple[str, str]) -> str:

@@ -222,10 +222,15 @@ def _inputs(options: argparse.Namespace) -> int:
     return 0
 
 
+def _chosen_run(workspace: Workspace, options: argparse.Namespace) -> Path:
+    """The run that was named, else the newest."""
+    return rundir.find(workspace, str(options.run or workspace.out / "latest"))
+
+
 def _results(options: argparse.Namespace) -> int:
     """Hold a run's cells against the results that the op pins; or pin those of one candidate."""
     workspace = _workspace(options)
-    folder = rundir.find(workspace, options.run or "latest")
+    folder = _chosen_run(workspace, options)
     described = rundir.read(folder)
     op_folder = workspace.kernels / described.op
     if not described.inputs_pinned:
@@ -341,7 +346,7 @@ def _sbom(options: argparse.Namespace) -> int:
 
 def _audit(options: argparse.Namespace) -> int:
     workspace = _workspace(options)
-    folder = rundir.find(workspace, str(options.run or workspace.out / "latest"))
+    folder = _chosen_run(workspace, options)
     problems = audit.audit(folder, workspace, Progress(0), images=not options.no_images)
     for problem in problems:
         print(f"{folder.name}: {problem}")

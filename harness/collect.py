@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import capture, finding, measure, page, provenance, render, report, rundir, verdict
+from harness import capture, finding, measure, page, provenance, render, report, results, rundir, verdict
 from harness.capture import Record
 from harness.cell.op import Op
 from harness.compare import Comparison, compare, identical
@@ -158,7 +158,7 @@ def build(described: Run, op: Op, cells: list[Collected], comparisons: Compariso
     """The report of a run, from its checked captures."""
     by_name = {cell.cell.name: cell for cell in cells}
     references = [name for name in described.references if name in by_name]
-    results = {
+    compared = {
         cell.cell.name: _result(cell, [by_name[name] for name in references], op, comparisons)
         for cell in sorted(cells, key=lambda cell: cell.cell.name)
         if cell.record
@@ -171,7 +171,7 @@ def build(described: Run, op: Op, cells: list[Collected], comparisons: Compariso
         tracked_tree_dirty=described.kernel_dirty,
         environment=_environment(described, cells),
         cases=described.cases,
-        results=results,
+        results=compared,
         bitmatrix=_details(described, op, cells, comparisons),
     )
     assert built.bitmatrix is not None
@@ -286,14 +286,7 @@ def _stack(described: Run, cells: list[Collected], name: str) -> StackDetails:
 
 
 def _details(described: Run, op: Op, cells: list[Collected], comparisons: Comparisons) -> Details:
-    digests = {
-        cell.cell.name: {
-            case: {name: facts.sha256 for name, facts in tensors.items()}
-            for case, tensors in cell.record.tensors.items()
-        }
-        for cell in cells
-        if cell.record
-    }
+    digests = {cell.cell.name: results.digests(cell.record.tensors) for cell in cells if cell.record}
     return Details(
         run=described.run,
         created=described.created,

@@ -17,6 +17,9 @@ from harness.report import Report, Verdict, VerdictKind
 FULL_BITS = 24
 """Significant bits of FP32."""
 
+BY_MEASURE: dict[VerdictKind, str] = {"not_batch_invariant": "batch_invariance", "not_repeatable": "repeatability"}
+"""Kinds of a verdict that only a measure can give, and the measure."""
+
 _FAMILIES = {11: "TF32-like", 8: "BF16-like"}
 
 _FAR_ULP = 512

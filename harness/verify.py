@@ -97,13 +97,6 @@ def verify(baseline: Report, found: Report) -> Verification:
     )
 
 
-_BY_MEASURE: Mapping[VerdictKind, str] = {
-    "not_repeatable": "repeatability",
-    "not_batch_invariant": "batch_invariance",
-}
-"""Kinds that only a measure shows."""
-
-
 def _kinds(report: Report, other: Report) -> dict[str, list[VerdictKind]]:
     """The kinds of each cell's verdict, without those that only one of the two reports could have found."""
     return {
@@ -116,10 +109,10 @@ def _tells(report: Report, cell: str, kind: VerdictKind) -> bool:
     """Whether a report could say this of a cell: the published format knows neither measures nor inert modes."""
     if kind == "inert":
         return report.bitmatrix is not None
-    if kind not in _BY_MEASURE:
+    if kind not in verdict.BY_MEASURE:
         return True
     measures = (report.bitmatrix.measures or {}).get(cell) if report.bitmatrix else None
-    return getattr(measures, _BY_MEASURE[kind], None) is not None
+    return getattr(measures, verdict.BY_MEASURE[kind], None) is not None
 
 
 def _cell(
