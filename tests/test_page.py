@@ -193,6 +193,7 @@ def test_a_pairs_detail_is_one_click_or_key_away(opened: browser.Page, tmp_path:
     opened.press("ArrowLeft", 37)
     assert opened.run("document.activeElement.getAttribute('aria-label')") == first
     opened.press("Enter", 13, "\r")
+    assert opened.run("document.activeElement.textContent") == "Close"
     shown = opened.run("document.querySelector('dialog[open]').innerText")
     assert shown.startswith("diffusers[mkl_cbwr] vs diffusers[plain]: out at T = 1\n")
     pair = loaded.results["diffusers[mkl_cbwr]"].versus["diffusers[plain]"]["1"].out[0]
