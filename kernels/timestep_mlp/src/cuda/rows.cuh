@@ -151,7 +151,10 @@ __global__ void __launch_bounds__(128)
     if (column >= k) return;
     const int terms = static_cast<int>(min(static_cast<int64_t>(kSegment), n - first));
     float4 sum[kRows] = {};
-#pragma unroll 8
+    // Reads under way at once. On an H200 twice as many take the whole operator's kernels from 105 us to 98 at one row, and
+    // from 110 to 134 at two.
+    constexpr int kUnrolled = kRows == 1 ? 16 : 8;
+#pragma unroll kUnrolled
     for (int term = 0; term < terms; ++term) {
         const float4 b = __ldcs(reinterpret_cast<const float4 *>(w + (first + term) * k + column));
 #pragma unroll
