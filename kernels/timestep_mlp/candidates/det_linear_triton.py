@@ -4,6 +4,9 @@ The order, its own: every product is IEEE (no TF32); a sum runs over blocks of 3
 `tl.dot` added to the accumulator by Triton's own order for a tile of 32 x 64 x 32, which is one constant for all sizes.
 Tiles, warps and stages never depend on the number of rows and there is one loop over the terms, so a row has the same
 bits alone as in any batch. Rows that a tile lacks are zeros. The bias gradient is the product with a row of ones.
+
+Under Triton's interpreter `tl.dot` is NumPy's matmul, and on some processors its bits depend on a row's place in the
+tile (seen on an EPYC with AVX2): what the interpreter returns shows the kernel's steps, not its bits.
 """
 
 from __future__ import annotations
