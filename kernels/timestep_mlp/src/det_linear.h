@@ -17,7 +17,8 @@
  *   - takes `threads`, at least 1: how many CPU threads may share the work (a CUDA library ignores it);
  *   - takes `stream`: the CUDA stream to work on, never NULL (the legacy default stream is cudaStreamLegacy); the call
  *     returns when the work is enqueued. A stream that the driver no longer knows is refused where the driver says so;
- *     CUDA promises no answer about a destroyed one, and may end the process: keep it until the call returns. On a CPU it must be NULL;
+ *     CUDA promises no answer about a destroyed one, and may end the process: keep it until the call returns. On a CPU it
+ *     must be NULL;
  *   - computes in round-to-nearest with subnormal numbers, and restores the caller's floating-point mode.
  * Functions may be called from several threads at once.
  */
